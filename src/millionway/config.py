@@ -1,0 +1,243 @@
+"""Every setting of a run. The text under a field is its help on the command line.
+
+A field that may be None is chosen when the data and the device are known (`resolve`); what was chosen is logged and
+stands in the run's config.json.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Training:
+    epochs: int = 100
+    """passes over all images"""
+    batch_size: int | None = None
+    """images per step over all processes; by default 256 (512 with a GPU), or all images if there are fewer"""
+    lr: float | None = None
+    """peak learning rate; by default 0.48 x batch / 4096"""
+    warmup_epochs: int | None = None
+    """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
+    momentum: float = 0.9
+    """of SGD, for encoder, head and rows"""
+    weight_decay: float = 1e-4
+    """of SGD, for encoder, head and rows"""
+    seed: int = 0
+    """everything random follows from it"""
+
+
+@dataclass(frozen=True)
+class Model:
+    encoder: str | None = None
+    """narrow-resnet, torchvision/NAME, timm/NAME or just NAME; by default resnet50, without a GPU narrow-resnet"""
+    stem: Literal["auto", "standard", "small"] = "auto"
+    """first layers of a ResNet: small keeps the resolution; auto takes it for images up to 64 px"""
+    head: Literal["mlp", "linear", "none"] = "mlp"
+    """from feature to embedding: Linear-BN-ReLU-Linear, one Linear, or nothing"""
+    dim: int = 128
+    """length of an embedding (with --head none it is the feature's)"""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    temperature: float = 0.15
+    """divides the cosines"""
+    prior: Literal["random", "fixed-bn", "batch-bn", "running-bn"] = "batch-bn"
+    """what the rows start as: random numbers, or features of the untrained network with BN in one of three modes"""
+    row_norm: float | None = None
+    """length of the first rows; by default as the prior gives them (random: as batch-bn would)"""
+    row_lr: float = 1.0
+    """learning rate of the rows as a multiple of the encoder's"""
+    hardest: int | None = None
+    """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
+    smoothing: float = 0.2
+    """alpha: how much of the label they share; 0 turns it off"""
+    classes_per_step: int | None = None
+    """compare with this many sampled classes instead of all (for the ablation)"""
+
+
+@dataclass(frozen=True)
+class Views:
+    crop_min: float = 0.08
+    """smallest area of a random crop, as a share of the image"""
+    flip: float = 0.5
+    """probability of a mirror image"""
+    jitter: float = 1.0
+    """strength of the color jitter; 1 is SimCLR's (.8 .8 .8 .2), 0 is none"""
+    grayscale: float = 0.2
+    """probability of losing all color"""
+    blur: float = 0.5
+    """probability of a Gaussian blur"""
+    num_views: int = 2
+    """random views of an image per step"""
+
+
+@dataclass(frozen=True)
+class Images:
+    image_size: int | None = None
+    """side of a view in pixels; by default that of small images, else 224, or 64 without a GPU"""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    """subtracted from the colors (0 to 1); travels with the encoder"""
+    std: tuple[float, float, float] = IMAGENET_STD
+    """divides the colors after that"""
+    labels: Literal["auto", "none"] = "auto"
+    """auto: names of the first folders, or those of a named set; only ever used for scoring"""
+    data_root: Path | None = None
+    """where named sets are stored; by default ~/.cache/millionway/data, or $MILLIONWAY_DATA"""
+    manifest: Path | None = None
+    """a list made by `millionway index`, so that the images are not examined again"""
+    max_unreadable: float = 0.01
+    """stop if a larger share of the images cannot be read"""
+
+
+@dataclass(frozen=True)
+class Running:
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to compute; auto takes a GPU if there is one"""
+    threads: int | None = None
+    """CPU threads; by default all cores the process may use"""
+    eval_every: int | None = None
+    """epochs between evaluations; by default ten evaluations a run"""
+    eval_images: int = 20_000
+    """at most this many images are used for the k-NN bank and for the queries during training"""
+    save_every: int | None = None
+    """steps between checkpoints; by default an epoch"""
+    keep: int = 2
+    """how many of the newest checkpoints stay"""
+    log_every: int = 10
+    """steps between lines in metrics.jsonl"""
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """Pretrain an encoder on the images of a folder, without labels."""
+
+    data: str
+    """a folder of images (flat or nested), a .txt or .csv list of files, or a named set such as digits or cifar10"""
+    out: Path
+    """the run folder to make"""
+    preset: str | None = None
+    """start from the settings of a preset; `millionway presets` lists them"""
+    resume: bool = False
+    """go on with the run in --out"""
+    init_from: Path | None = None
+    """take the encoder's first weights from an encoder.safetensors"""
+    training: Training = field(default_factory=Training)
+    model: Model = field(default_factory=Model)
+    classifier: Classifier = field(default_factory=Classifier)
+    views: Views = field(default_factory=Views)
+    images: Images = field(default_factory=Images)
+    running: Running = field(default_factory=Running)
+
+
+GROUPS = ("training", "model", "classifier", "views", "images", "running")
+# May differ when a run goes on: where things are and how they are done, not what is computed.
+FREE_ON_RESUME = frozenset("data out resume init_from data_root manifest max_unreadable device threads".split()) | frozenset(
+    "eval_every eval_images save_every keep log_every".split()
+)
+
+
+def flat(config: Pretrain) -> dict[str, Any]:
+    """All settings by name; names are unique over the groups."""
+    settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in GROUPS}
+    for group in GROUPS:
+        settings |= dataclasses.asdict(getattr(config, group))
+    return settings
+
+
+def with_settings(config: Pretrain, **settings: Any) -> Pretrain:
+    """A copy with some settings changed, by their flat names."""
+    known = flat(config)
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ValueError(f"no setting is called {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+    groups = {}
+    for group in GROUPS:
+        names = {f.name for f in dataclasses.fields(getattr(config, group))} & set(settings)
+        groups[group] = dataclasses.replace(getattr(config, group), **{name: settings[name] for name in names})
+    own = {name: value for name, value in settings.items() if name in {f.name for f in dataclasses.fields(config)}}
+    return dataclasses.replace(config, **groups, **own)
+
+
+def to_json(config: Pretrain) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n"
+
+
+def from_json(text: str) -> Pretrain:
+    """The inverse of `to_json`."""
+    stored = json.loads(text)
+    for group in GROUPS:
+        stored |= stored.pop(group)
+    for name in ("out", "init_from", "data_root", "manifest"):
+        stored[name] = None if stored[name] is None else Path(stored[name])
+    stored |= {name: tuple(stored[name]) for name in ("mean", "std")}
+    empty = Pretrain(data="", out=Path())
+    return with_settings(empty, **{name: value for name, value in stored.items() if name in flat(empty)})
+
+
+def check(config: Pretrain) -> None:
+    """Refuse values that can never be right, naming the setting, the value and the remedy."""
+    values = flat(config)
+    positive = "epochs batch_size lr dim temperature row_norm row_lr num_views image_size threads eval_every save_every"
+    for name in [*positive.split(), "keep", "log_every", "eval_images", "classes_per_step"]:
+        if values[name] is not None and not (values[name] > 0 and math.isfinite(values[name])):
+            raise ValueError(f"{flag(name)} must be positive, not {values[name]}")
+    for name in ("flip", "grayscale", "blur", "max_unreadable"):
+        if not 0 <= values[name] <= 1:
+            raise ValueError(f"{flag(name)} is a share from 0 to 1, not {values[name]}")
+    for name in ("momentum", "smoothing"):
+        if not 0 <= values[name] < 1:
+            raise ValueError(f"{flag(name)} must be at least 0 and below 1, not {values[name]}")
+    for name in ("weight_decay", "jitter", "warmup_epochs", "hardest"):
+        if values[name] is not None and not values[name] >= 0:
+            raise ValueError(f"{flag(name)} must not be negative, not {values[name]}")
+    if not 0 < values["crop_min"] <= 1:
+        raise ValueError(f"--crop-min is a share of the image above 0 and up to 1, not {values['crop_min']}")
+    if any(value <= 0 for value in values["std"]):
+        raise ValueError(f"--std must be positive, not {values['std']}")
+    if values["classes_per_step"] and values["smoothing"] and values["hardest"] != 0:
+        raise ValueError("--classes-per-step samples classes, so the hardest ones may be missing; add --smoothing 0")
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def resolve(config: Pretrain, num_images: int, image_side: int | None, has_gpu: bool, num_cores: int) -> Pretrain:
+    """Fill in what depends on the data and the device. image_side: that of all images, if they are small and alike."""
+    if num_images < 2:
+        raise ValueError(f"--data {config.data}: {num_images} readable image; telling images apart needs at least 2")
+    training, size = config.training, config.images.image_size
+    batch_size = training.batch_size or min(512 if has_gpu else 256, num_images)
+    if batch_size > num_images:
+        raise ValueError(
+            f"--batch-size {batch_size} is larger than the data: {num_images} readable images. "
+            f"Use --batch-size {num_images} or less."
+        )
+    epochs = training.epochs
+    warmup = training.warmup_epochs
+    hardest = config.classifier.hardest
+    if hardest is not None and hardest >= num_images:
+        raise ValueError(f"--hardest {hardest} must be smaller than the number of images, {num_images}")
+    if hardest is None:
+        hardest = min(100, num_images // 100)
+    return with_settings(
+        config,
+        batch_size=batch_size,
+        lr=training.lr if training.lr is not None else 0.48 * batch_size / 4096,
+        warmup_epochs=warmup if warmup is not None else 1 if epochs <= 10 else 3 if epochs < 100 else 10,
+        encoder=config.model.encoder or ("torchvision/resnet50" if has_gpu else "narrow-resnet"),
+        image_size=size or image_side or (224 if has_gpu else 64),
+        hardest=hardest if config.classifier.smoothing and not config.classifier.classes_per_step else 0,
+        threads=config.running.threads or num_cores,
+        eval_every=config.running.eval_every or max(1, math.ceil(epochs / 10)),
+    )

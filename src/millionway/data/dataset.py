@@ -1,0 +1,97 @@
+"""Source, manifest and pixels, opened together and checked before any long work."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from millionway.data.loader import Store, open_store
+from millionway.data.manifest import Manifest, build_manifest, difference
+from millionway.data.sources import Labels, Source, open_source
+
+log = logging.getLogger("millionway")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images by instance id."""
+
+    source: Source
+    manifest: Manifest
+    store: Store
+
+    @property
+    def instance_ids(self) -> Tensor:
+        """The ids of the readable images, ascending: [readable] int64."""
+        return torch.from_numpy(np.flatnonzero(self.manifest.readable))
+
+    @property
+    def labels(self) -> Labels | None:
+        return self.manifest.labels
+
+    def small_side(self) -> int | None:
+        """The longer side, if all images are of one size of up to 64 px."""
+        sizes = set(zip(self.store.heights[self.instance_ids].tolist(), self.store.widths[self.instance_ids].tolist()))
+        side = max(next(iter(sizes)))
+        return side if len(sizes) == 1 and side <= 64 else None
+
+
+def open_dataset(
+    data: str,
+    data_root: Path | None = None,
+    manifest_path: Path | None = None,
+    *,
+    test: bool = False,
+    num_threads: int = 2,
+    max_unreadable: float = 0.01,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+) -> Dataset:
+    """manifest_path: a list made before; the images must still be those, and are not examined again."""
+    source = open_source(data, data_root, test)
+    if manifest_path is not None:
+        manifest = Manifest.load(manifest_path)
+        changes = difference(manifest, source)
+        if changes:
+            raise ValueError(
+                f"the images of {data} are not those of {manifest_path}: {changes}. Row i belongs to image i, so "
+                "put the images back, or start a new run (its encoder can start from this one with --init-from)."
+            )
+        if manifest.keys != list(source.keys):
+            source = _in_order_of(manifest, source)
+    else:
+        manifest = build_manifest(source, num_threads, progress)
+    check_readable(manifest, data, max_unreadable)
+    return Dataset(source, manifest, open_store(source, manifest, num_threads, max_unreadable, progress))
+
+
+def check_readable(manifest: Manifest, data: str, max_unreadable: float) -> None:
+    """Report images that cannot be read; refuse if they are too many."""
+    problems = manifest.problems
+    for key, problem in list(problems.items())[:10]:
+        log.warning("unreadable: %s: %s", key, problem)
+    if len(problems) > 10:
+        log.warning("... and %d more", len(problems) - 10)
+    if len(problems) == len(manifest):
+        raise ValueError(f"--data {data}: none of its {len(manifest):,} images can be read")
+    if len(problems) > max_unreadable * len(manifest):
+        raise ValueError(
+            f"--data {data}: {len(problems):,} of {len(manifest):,} images cannot be read (first: "
+            f"{next(iter(problems.items()))}). Repair or remove them, or allow it with --max-unreadable "
+            f"{min(1.0, np.ceil(100 * len(problems) / len(manifest)) / 100):g}"
+        )
+    if problems:
+        log.warning("%d of %d images are skipped; their rows stay empty", len(problems), len(manifest))
+
+
+def _in_order_of(manifest: Manifest, source: Source) -> Source:
+    """The same images under the manifest's numbers."""
+    from millionway.data.sources import FileSource
+
+    assert isinstance(source, FileSource)
+    place = {key: index for index, key in enumerate(source.keys)}
+    paths = [source.paths[place[key]] if key in place else "" for key in manifest.keys]
+    return FileSource(source.name, paths, list(manifest.keys), manifest.labels)

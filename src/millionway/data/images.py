@@ -1,0 +1,67 @@
+"""Any picture file as 8-bit RGB.
+
+Decided here, once: the first frame of an animation; EXIF rotation applied; transparency over white; 16-bit gray scaled
+to 8 bits; CMYK, palette and the rest by Pillow's own conversion. Pillow's guard against decompression bombs stays on.
+"""
+
+import io
+
+import numpy as np
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+EXTENSIONS = frozenset(
+    ".jpg .jpeg .jpe .jfif .png .apng .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .avif .tga .ico".split()
+)
+
+
+class UnreadableImage(ValueError):
+    """An image that cannot be decoded, with the reason in words a user can act on."""
+
+
+def decode(data: bytes | np.ndarray, shrink_to: int | None = None) -> Image.Image:
+    """An RGB image from an encoded file, or from a [height, width] or [height, width, 3] uint8 array.
+
+    shrink_to: the caller needs no side shorter than this many pixels, so a JPEG may be decoded at 1/2, 1/4 or 1/8.
+    """
+    if isinstance(data, np.ndarray):
+        return Image.fromarray(data).convert("RGB")
+    if not data:
+        raise UnreadableImage("empty file")
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a truncated image must raise"
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if shrink_to is not None and image.format == "JPEG":
+                # Both sides stay at or above shrink_to: draft() never goes below the size asked for.
+                scale = shrink_to / min(image.size)
+                image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
+            return _to_rgb(image)
+    except Image.DecompressionBombError as error:
+        raise UnreadableImage(
+            f"too many pixels ({error}); store a smaller copy, below {2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6} megapixels"
+        ) from None
+    except UnidentifiedImageError:
+        raise UnreadableImage("not an image that Pillow knows") from None
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, MemoryError) as error:
+        raise UnreadableImage(str(error) or type(error).__name__) from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    image = _upright(image)
+    if image.mode in ("I;16", "I;16B", "I;16L", "I"):
+        # Pillow would clip at 255. 16-bit gray keeps its upper byte.
+        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        gray = np.nan_to_num(np.asarray(image))
+        image = Image.fromarray((gray * (255 if gray.max(initial=0) <= 1 else 1)).clip(0, 255).astype(np.uint8))
+    elif image.mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the pixels
+        return image

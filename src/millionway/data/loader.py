@@ -1,0 +1,203 @@
+"""Batches of views. An image is decoded once for all of its views of a step."""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from millionway.data import views
+from millionway.data.images import UnreadableImage, decode
+from millionway.data.manifest import Manifest
+from millionway.data.sources import Source
+
+log = logging.getLogger("millionway")
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+SMALL_SIDE = 128  # images up to this side live in memory, if they fit
+PREFETCHED_BATCHES = 2
+
+
+class TooManyUnreadable(RuntimeError):
+    """More images failed during training than the run allows."""
+
+
+class Store(Protocol):
+    """Pixels by instance id."""
+
+    heights: Tensor  # [instances] int64
+    widths: Tensor
+
+    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
+        """Cut each box out of its image and resize it to [3, size, size], float in [0, 1].
+
+        Returns the ids that were read (an image that fails is replaced by another of the batch) and a tensor per box set.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class MemoryStore:
+    """All images as one uint8 tensor: the ordinary case for small sets."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels  # [instances, 3, height, width]
+        self.heights = torch.full((len(pixels),), pixels.shape[2])
+        self.widths = torch.full((len(pixels),), pixels.shape[3])
+
+    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
+        images = self.pixels[instance_ids]
+        return instance_ids, [views.resample(images, box, size) for box in boxes]
+
+    def close(self) -> None:
+        pass
+
+
+class FileStore:
+    """Images decoded when they are needed, by threads (Pillow lets go of the interpreter while it works)."""
+
+    def __init__(self, source: Source, manifest: Manifest, num_threads: int, max_failed: float) -> None:
+        self.source = source
+        self.heights = torch.from_numpy(manifest.column("height").astype(np.int64))
+        self.widths = torch.from_numpy(manifest.column("width").astype(np.int64))
+        self.pool = ThreadPoolExecutor(num_threads)
+        self.max_failed = max_failed
+        self.failed: dict[int, str] = {}
+
+    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
+        jobs = [
+            self.pool.submit(self._crop, index, [box[place].tolist() for box in boxes], size)
+            for place, index in enumerate(instance_ids.tolist())
+        ]
+        results = [job.result() for job in jobs]
+        good = [place for place, result in enumerate(results) if result is not None]
+        if not good:
+            raise TooManyUnreadable(f"no image of a batch could be read: {self._failures()}")
+        # A failing image gives its place to the first one that works; its own row is simply not visited.
+        places = [place if results[place] is not None else good[0] for place in range(len(results))]
+        stacked = torch.from_numpy(np.stack([results[place] for place in places]))  # [images, boxes, size, size, 3]
+        stacked = stacked.permute(1, 0, 4, 2, 3).float() / 255
+        return instance_ids[places], list(stacked)
+
+    def _crop(self, index: int, boxes: list[list[float]], size: int) -> np.ndarray | None:
+        """[boxes, size, size, 3] uint8, or None if the image failed."""
+        full_width, full_height = int(self.widths[index]), int(self.heights[index])
+        # The smallest box decides how much of the JPEG's resolution is needed.
+        smallest = min(min(height, width) for _, _, height, width in boxes)
+        shrink_to = int(np.ceil(min(full_width, full_height) * size / smallest))
+        try:
+            image = decode(self.source.read(index), shrink_to)
+        except UnreadableImage as error:
+            self._report(index, str(error))
+            return None
+        x_scale, y_scale = image.width / full_width, image.height / full_height
+        if abs(x_scale * full_height - image.height) > 1:
+            self._report(index, f"it changed: {image.width} x {image.height} pixels, indexed as {full_width} x {full_height}")
+            return None
+        crops = []
+        for top, left, height, width in boxes:
+            box = (left * x_scale, top * y_scale, (left + width) * x_scale, (top + height) * y_scale)
+            x0, y0 = int(box[0]), int(box[1])
+            x1, y1 = max(x0 + 1, round(box[2])), max(y0 + 1, round(box[3]))
+            crops.append(np.asarray(image.crop((x0, y0, x1, y1)).resize((size, size), Image.Resampling.BILINEAR)))
+        return np.stack(crops)
+
+    def _report(self, index: int, reason: str) -> None:
+        if index in self.failed:
+            return
+        self.failed[index] = reason
+        log.warning("image %d (%s) could not be read and is passed over: %s", index, self.source.keys[index], reason)
+        if len(self.failed) > max(1, self.max_failed * len(self.source)):
+            raise TooManyUnreadable(f"{len(self.failed)} images failed since the start: {self._failures()}")
+
+    def _failures(self) -> str:
+        return "; ".join(f"{self.source.keys[index]}: {reason}" for index, reason in list(self.failed.items())[:5])
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def open_store(
+    source: Source,
+    manifest: Manifest,
+    num_threads: int,
+    max_failed: float = 0.01,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+) -> Store:
+    """In memory if all images are small and of one size and take at most a quarter of it, else from files."""
+    ids = np.flatnonzero(manifest.readable)
+    heights, widths = manifest.column("height")[ids], manifest.column("width")[ids]
+    height, width = int(heights[0]), int(widths[0])
+    same_size = bool((heights == height).all() and (widths == width).all())
+    num_bytes = 3 * height * width * len(manifest)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if not same_size or max(height, width) > SMALL_SIDE or num_bytes > memory_bytes // 4:
+        return FileStore(source, manifest, num_threads, max_failed)
+    pixels = torch.zeros(len(manifest), 3, height, width, dtype=torch.uint8)
+
+    def load(index: int) -> None:
+        pixels[index] = torch.from_numpy(np.array(decode(source.read(index)))).permute(2, 0, 1)
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        loaded = pool.map(load, ids.tolist())
+        for _ in progress(loaded, len(ids), "reading images") if progress else loaded:
+            pass
+    return MemoryStore(pixels)
+
+
+def plain_batches(
+    store: Store, instance_ids: Tensor, size: int, batch_size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(images, instance_ids) without augmentation, in the order given; the last batch may be smaller."""
+
+    def read(ids: Tensor) -> tuple[Tensor, Tensor]:
+        box = views.plain_boxes(store.heights[ids], store.widths[ids], size)
+        read_ids, (images,) = store.crops(ids, [box], size)
+        return images, read_ids
+
+    for images, ids in _ahead(read, instance_ids.split(batch_size)):
+        yield images.to(device), ids.to(device)
+
+
+def view_batches(
+    store: Store,
+    batches: Iterable[tuple[list[int], Tensor]],
+    size: int,
+    device: torch.device,
+    **augmentation: float,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(views, instance_ids) for each ([key of a view, ...], ids): [num_views x batch, 3, size, size], view by view."""
+
+    def read(batch: tuple[list[int], Tensor]) -> tuple[Tensor, Tensor, list[views.ViewParameters]]:
+        keys, ids = batch
+        heights, widths = store.heights[ids], store.widths[ids]
+        parameters = [views.draw_parameters(key, ids, heights, widths, **augmentation) for key in keys]
+        read_ids, crops = store.crops(ids, [each.boxes for each in parameters], size)
+        return torch.cat(crops), read_ids.repeat(len(keys)), parameters
+
+    for crops, ids, parameters in _ahead(read, batches):
+        yield views.distort(crops.to(device), views.join(parameters, device)), ids.to(device)
+
+
+def _ahead(read: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
+    """Results in order, read by one thread up to two items ahead of their use."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque[Future[Out]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(read, item))
+                if len(waiting) > PREFETCHED_BATCHES:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

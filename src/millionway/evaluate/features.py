@@ -1,0 +1,107 @@
+"""Images -> features, and the split of labelled images that protocols are scored on."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from millionway import randomness
+from millionway.data.dataset import Dataset
+from millionway.data.loader import plain_batches
+from millionway.data.sources import Labels
+
+HELD_OUT = 0.2  # share of each class that asks, where the data has no test split; the rest answers
+BATCH_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Some images of a data set, with what people called them."""
+
+    dataset: Dataset
+    instance_ids: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Two disjoint labelled parts: the bank answers, the queries ask."""
+
+    bank: Labelled
+    queries: Labelled
+    label_names: list[str]
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of always answering with the commonest label of the queries."""
+        return float(torch.bincount(self.queries.labels).max() / len(self.queries.labels))
+
+
+def labelled_split(train: Dataset, test: Dataset | None, seed: int, max_images: int | None = None) -> Split | None:
+    """Bank and queries; None if there are no labels. Without a test split a seeded fifth of each class asks."""
+    if train.labels is None or (test is not None and test.labels is None):
+        return None
+    names = train.labels.names
+    if test is not None:
+        assert test.labels is not None
+        if test.labels.names != names:
+            raise ValueError(f"the labels differ: {names[:5]}... in the bank, {test.labels.names[:5]}... in the queries")
+        bank, queries = _labelled_ids(train), _labelled_ids(test)
+    else:
+        bank, queries = _cut(_labelled_ids(train), train.labels, seed)
+    if not len(bank) or not len(queries):
+        return None
+    bank, queries = _subset(bank, max_images, seed), _subset(queries, max_images, seed)
+    return Split(_labelled(train, bank), _labelled(test or train, queries), names)
+
+
+def _labelled_ids(dataset: Dataset) -> np.ndarray:
+    assert dataset.labels is not None
+    return np.flatnonzero(dataset.manifest.readable & (dataset.labels.ids >= 0))
+
+
+def _cut(ids: np.ndarray, labels: Labels, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(bank, queries): by the source's own test split, else a fifth of each class, drawn by the seed."""
+    if labels.is_test is not None:
+        asks = labels.is_test[ids]
+    else:
+        lottery = randomness.uniform(randomness.key_of(seed, "held-out"), torch.from_numpy(ids), 1)[:, 0].numpy()
+        asks = np.zeros(len(ids), dtype=bool)
+        for label in np.unique(labels.ids[ids]):
+            members = np.flatnonzero(labels.ids[ids] == label)
+            asks[members[np.argsort(lottery[members], kind="stable")[: round(HELD_OUT * len(members))]]] = True
+    return ids[~asks], ids[asks]
+
+
+def _subset(ids: np.ndarray, max_images: int | None, seed: int) -> np.ndarray:
+    if max_images is None or len(ids) <= max_images:
+        return ids
+    order = torch.randperm(len(ids), generator=randomness.generator(seed, "subset")).numpy()
+    return np.sort(ids[order[:max_images]])
+
+
+def _labelled(dataset: Dataset, ids: np.ndarray) -> Labelled:
+    assert dataset.labels is not None
+    return Labelled(dataset, torch.from_numpy(ids), torch.from_numpy(dataset.labels.ids[ids]))
+
+
+@torch.no_grad()
+def extract(
+    encoder: nn.Module,
+    dataset: Dataset,
+    instance_ids: Tensor,
+    image_size: int,
+    device: torch.device,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+) -> Tensor:
+    """Features of the plain views, in the order of the ids, encoder in eval mode: [images, features] on the CPU."""
+    was_training = encoder.training
+    encoder.eval()
+    batches = plain_batches(dataset.store, instance_ids, image_size, BATCH_SIZE, device)
+    if progress:
+        batches = progress(batches, -(-len(instance_ids) // BATCH_SIZE), "encoding")
+    features = [encoder(images).float().cpu() for images, _ in batches]
+    encoder.train(was_training)
+    return torch.cat(features)

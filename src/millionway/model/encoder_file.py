@@ -1,0 +1,49 @@
+"""encoder.safetensors: the weights of the backbone under its own names, and in the header all that rebuilds it."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
+
+
+def save_encoder(encoder: Encoder, path: Path, **notes: str) -> None:
+    """Written aside and renamed. `notes` go into the header."""
+    state = {name: tensor.contiguous() for name, tensor in encoder.backbone.state_dict().items()}
+    header = {"format": "pt", "millionway_encoder": json.dumps(dataclasses.asdict(encoder.spec)), **notes}
+    aside = path.with_name(path.name + ".tmp")
+    save_file(state, aside, header)
+    os.replace(aside, path)
+
+
+def load_encoder(path: Path | str) -> Encoder:
+    """The encoder as it was saved, in eval mode. `path`: the file, or the run folder it is in."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "encoder.safetensors"
+    spec, state = read_encoder_file(path)
+    encoder = build_encoder(spec)
+    try:
+        encoder.backbone.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise ValueError(f"{path}: the weights do not fit {spec.name}: {error}") from None
+    return encoder.eval()
+
+
+def read_encoder_file(path: Path) -> tuple[EncoderSpec, dict]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file. A run writes it at its first evaluation.")
+    try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file ({error})") from None
+    if "millionway_encoder" not in header:
+        raise ValueError(f"{path}: its header does not say which encoder it is, so it was not written by millionway")
+    stored = json.loads(header["millionway_encoder"])
+    return EncoderSpec(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])}), state

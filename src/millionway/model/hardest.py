@@ -1,0 +1,44 @@
+"""Exact top-K among rows. Never [classes, classes] in memory."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+BLOCK_ROWS = 1024
+MARGIN = 1e-5  # float32 cosines are right to about this; what is nearer to the K-th is scored again in float64
+
+
+def top_k(rows: Float[Tensor, "classes dim"], k: int, alive: Bool[Tensor, " classes"]) -> Int[Tensor, "classes k"]:
+    """Ids of the k most similar other rows, by cosine, most similar first, ties by lower id; dead rows left out."""
+    exact = _unit(rows.double())
+    fast = exact.float()
+    result = torch.empty(len(rows), k, dtype=torch.int32, device=rows.device)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, len(rows))
+        cosines = fast[start:stop] @ fast.T  # [block, classes]
+        cosines.masked_fill_(~alive, -torch.inf)
+        itself = torch.arange(start, stop, device=rows.device)
+        cosines[itself - start, itself] = -torch.inf
+        result[start:stop] = _top_k_of_block(cosines, exact[start:stop], exact, k)
+    return result
+
+
+def _top_k_of_block(cosines: Tensor, queries: Tensor, exact: Tensor, k: int) -> Tensor:
+    """Candidates in float32, as many as could be among the k; then their order in float64."""
+    num_candidates = min(k + 16, cosines.shape[1])
+    while True:
+        values, candidates = cosines.topk(num_candidates, dim=1)
+        could_be_more = values[:, -1] >= values[:, k - 1] - MARGIN
+        if num_candidates == cosines.shape[1] or not bool(could_be_more.any()):
+            break
+        num_candidates = min(2 * num_candidates, cosines.shape[1])
+    candidates, order = candidates.sort(dim=1)
+    left_out = torch.isinf(values.gather(1, order))
+    scores = torch.einsum("bd,bcd->bc", queries, exact[candidates]).masked_fill(left_out, -torch.inf)
+    best = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return candidates.gather(1, best).to(torch.int32)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return F.normalize(rows, eps=1e-12)

@@ -1,0 +1,62 @@
+"""The contrastive prior: before step 0, row i becomes what the untrained network says of image i."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from millionway.model.classifier import InstanceClassifier
+
+
+@torch.no_grad()
+def write_prior(
+    mode: str,
+    embed: Callable[[Tensor], Tensor],
+    network: nn.Module,
+    classifier: InstanceClassifier,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    row_norm: float | None,
+) -> float:
+    """Fill the rows from one pass over the images, in the order given. Returns the mean length of the rows.
+
+    fixed-bn: BN stays at its initial statistics. batch-bn: BN normalizes with each batch, its running statistics move.
+    running-bn: BN normalizes with the running statistics as they move, which is the paper's text.
+    random: Gaussian directions at the mean length that batch-bn gives, so that only the directions differ.
+    """
+    was_training = network.training
+    network.train(mode in ("batch-bn", "random"))
+    norms = []
+    with running_bn(network) if mode == "running-bn" else nullcontext():
+        for images, instance_ids in batches:
+            rows = embed(images).float()
+            norms.append(rows.norm(dim=1))
+            if mode != "random":
+                classifier.set_rows(instance_ids, rows)
+    network.train(was_training)
+    mean_norm = float(torch.cat(norms).mean())
+    length = row_norm or (mean_norm if mode == "random" else None)
+    if length is not None:
+        classifier.weight.copy_(length * F.normalize(classifier.weight))
+    return row_norm or mean_norm
+
+
+@contextmanager
+def running_bn(network: nn.Module) -> Iterator[None]:
+    """Within it, each BN first moves its running statistics by the batch, then normalizes with them."""
+
+    def forward(bn: _BatchNorm, x: Tensor) -> Tensor:
+        assert bn.running_mean is not None and bn.running_var is not None
+        F.batch_norm(x, bn.running_mean, bn.running_var, training=True, momentum=bn.momentum or 0.1)
+        return F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias, eps=bn.eps)
+
+    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    for layer in layers:
+        layer.forward = forward.__get__(layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

@@ -1,0 +1,78 @@
+"""What a person sees while a run goes on: messages, bars, and what Ctrl-C does."""
+
+import logging
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Item = TypeVar("Item")
+console = Console(stderr=True)
+log = logging.getLogger("millionway")
+
+
+@contextmanager
+def messages(log_file: Path | None = None) -> Iterator[None]:
+    """Messages go to the terminal, and with their time to a file."""
+    handlers: list[logging.Handler] = [RichHandler(console=console, show_path=False, show_level=False, markup=False)]
+    if log_file is not None:
+        to_file = logging.FileHandler(log_file, encoding="utf-8")
+        to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handlers.append(to_file)
+    level = log.level
+    log.setLevel(logging.INFO)
+    for handler in handlers:
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+        log.setLevel(level)
+
+
+def bar(*columns: str) -> Progress:
+    """A progress bar with time left; `columns` are formats such as 'loss {task.fields[loss]:.3f}'."""
+    texts = [TextColumn(column) for column in columns]
+    parts = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *texts]
+    return Progress(*parts, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+
+
+def track(items: Iterable[Item], total: int, description: str) -> Iterator[Item]:
+    """The items, with a bar that goes away at the end."""
+    with bar() as progress:
+        task = progress.add_task(description, total=total)
+        for item in items:
+            yield item
+            progress.advance(task)
+
+
+class Interrupt:
+    """Within it, the first Ctrl-C (or SIGTERM) only sets `asked`; the second one ends the program at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        log.warning("stopping after this step; once more stops at once, without saving")

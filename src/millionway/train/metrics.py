@@ -1,0 +1,64 @@
+"""Append-only numbers: metrics.jsonl, one object a line, and the same as TensorBoard events."""
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class Metrics:
+    """Lines have a `kind` (step or evaluation) and the step they belong to."""
+
+    def __init__(self, run: Path, resume_step: int | None = None) -> None:
+        """resume_step: lines after this step are dropped; they will be written again."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.path = run / "metrics.jsonl"
+        if resume_step is not None:
+            _drop_lines_after(self.path, resume_step)
+        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        purge = None if resume_step is None else resume_step + 1
+        self.events = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
+
+    def write(self, kind: str, step: int, epoch: float, **numbers: float) -> None:
+        line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **numbers}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        for name, value in numbers.items():
+            self.events.add_scalar(f"{kind}/{name}", value, step)
+
+    def sync(self) -> None:
+        """Everything written is on the disk."""
+        self.events.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+        self.events.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All complete lines; a line torn by a crash is left out."""
+    lines = []
+    if path.is_file():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                continue
+    return lines
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    kept = [line for line in read_metrics(path) if line["step"] <= step]
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    os.replace(aside, path)
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,0 +1,444 @@
+"""A run, top to bottom: images in, run folder out."""
+
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from millionway import config as settings
+from millionway import randomness
+from millionway.config import Pretrain
+from millionway.data.dataset import Dataset, open_dataset
+from millionway.data.loader import TooManyUnreadable, plain_batches, view_batches
+from millionway.data.sampler import Sampler
+from millionway.data.sources import has_test_split
+from millionway.evaluate.features import Split, extract, labelled_split
+from millionway.evaluate.health import health
+from millionway.evaluate.knn import knn
+from millionway.evaluate.neighbors import neighbors
+from millionway.evaluate.results import write_result
+from millionway.model.classifier import InstanceClassifier, NotFiniteError
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.encoder_file import load_encoder, save_encoder
+from millionway.model.head import build_head
+from millionway.model.prior import write_prior
+from millionway.parallel.group import Group
+from millionway.train import checkpoint
+from millionway.train.console import Interrupt, bar, messages, track
+from millionway.train.environment import choose_device, describe_environment, num_cores
+from millionway.train.metrics import Metrics, peak_memory_bytes
+from millionway.train.schedule import learning_rate
+from millionway.train.step import Network, StepResult, train_step
+
+log = logging.getLogger("millionway")
+
+HEALTH_INSTANCES = 1024
+
+
+class RunStopped(RuntimeError):
+    """The run ended before its last step. The message says why and how to go on."""
+
+
+class Interrupted(RunStopped):
+    """The user asked for it; all is saved."""
+
+
+def pretrain(config: Pretrain) -> Path:
+    """Pretrain an encoder and return the run folder."""
+    settings.check(config)
+    Group.current()
+    run = Path(config.out)
+    if config.resume:
+        return _resume(config, run)
+    created = _make_run_folder(run)
+    try:
+        with messages(run / "train.log"):
+            return _start(config, run)
+    except BaseException:
+        # A run that never began leaves nothing behind, so that the same command can be given again.
+        if not (run / "config.json").exists():
+            for name in ("train.log", "manifest.arrow"):
+                (run / name).unlink(missing_ok=True)
+            if created:
+                shutil.rmtree(run, ignore_errors=True)
+        raise
+
+
+def _make_run_folder(run: Path) -> bool:
+    """Whether the folder was made here; an empty one is accepted as it is."""
+    try:
+        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+            raise ValueError(f"--out {run} exists already. Go on with it by --resume, or choose another folder.")
+        created = not run.exists()
+        run.mkdir(parents=True, exist_ok=True)
+        (run / ".writable").touch()
+        (run / ".writable").unlink()
+    except OSError as error:
+        raise ValueError(f"--out {run} cannot be written: {error.strerror}") from None
+    return created
+
+
+# --- start or go on ---------------------------------------------------------------------------------------------------
+
+
+def _start(config: Pretrain, run: Path) -> Path:
+    device = choose_device(config.running.device)
+    if config.model.encoder is not None:
+        config = settings.with_settings(config, encoder=full_name(config.model.encoder))
+    threads = config.running.threads or num_cores()
+    torch.set_num_threads(threads)
+
+    dataset = _open_images(config, config.images.manifest, threads)
+    resolved = settings.resolve(
+        config, len(dataset.instance_ids), dataset.small_side(), device.type != "cpu", num_cores()
+    )
+    stem = choose_stem(resolved.model.encoder or "", resolved.model.stem, resolved.images.image_size or 0)
+    resolved = settings.with_settings(resolved, stem=stem)
+    state, spec = _build(resolved, dataset, device)
+
+    dataset.manifest.save(run / "manifest.arrow")
+    (run / "environment.json").write_text(describe_environment(device))
+    aside = run / "config.json.tmp"
+    aside.write_text(settings.to_json(resolved))
+    os.replace(aside, run / "config.json")
+    _say_what_runs(config, resolved, dataset, device)
+    return _Run(resolved, run, dataset, device, state, spec).go()
+
+
+def _resume(config: Pretrain, run: Path) -> Path:
+    """`config` is the stored one with the user's changes; see `resume_config`."""
+    with messages(run / "train.log"):
+        device = choose_device(config.running.device)
+        threads = config.running.threads or num_cores()
+        torch.set_num_threads(threads)
+        dataset = _open_images(config, run / "manifest.arrow", threads)
+        state, spec = _build(config, dataset, device)
+        return _Run(config, run, dataset, device, state, spec, resume=True).go()
+
+
+def resume_config(out: Path) -> Pretrain:
+    """The settings of the run in a folder, marked to go on."""
+    path = Path(out) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"--resume: there is no run in {out} (no config.json). Start one without --resume.")
+    try:
+        stored = settings.from_json(path.read_text())
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--resume: {path} cannot be read: {error}") from None
+    return settings.with_settings(stored, resume=True, out=Path(out))
+
+
+def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
+    """A run goes on as it began: refuse changes of what is computed."""
+    then, now = settings.flat(stored), settings.flat(wanted)
+    changed = [name for name in then if then[name] != now[name] and name not in settings.FREE_ON_RESUME]
+    if changed:
+        what = ", ".join(f"{settings.flag(name)} was {then[name]}, now {now[name]}" for name in changed)
+        raise ValueError(f"--resume goes on with the run's own settings: {what}. Leave them out, or start a new run.")
+
+
+def _open_images(config: Pretrain, manifest: Path | None, threads: int) -> Dataset:
+    images = config.images
+    return open_dataset(
+        config.data,
+        images.data_root,
+        manifest,
+        num_threads=threads,
+        max_unreadable=images.max_unreadable,
+        progress=track,
+    )
+
+
+def _build(config: Pretrain, dataset: Dataset, device: torch.device) -> tuple[checkpoint.State, EncoderSpec]:
+    """Encoder, head, classifier and optimizer, as they are before the first step."""
+    model, images, seed = config.model, config.images, config.training.seed
+    assert model.encoder and images.image_size and model.stem != "auto" and config.training.lr is not None
+    spec = EncoderSpec(model.encoder, model.stem, images.image_size, images.mean, images.std)
+    encoder = build_encoder(spec, seed)
+    if config.init_from is not None and not config.resume:
+        _take_weights(encoder, config.init_from)
+    head = build_head(model.head, encoder.feature_dim, model.dim, seed)
+    network = Network(encoder, head).to(device)
+    classifier = InstanceClassifier(
+        len(dataset.manifest),
+        encoder.feature_dim if model.head == "none" else model.dim,
+        config.classifier.temperature,
+        Group.current(),
+        device=device,
+        seed=seed,
+        classes_per_step=config.classifier.classes_per_step,
+    )
+    classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable))
+    optimizer = torch.optim.SGD(
+        network.parameters(), config.training.lr, config.training.momentum, weight_decay=config.training.weight_decay
+    )
+    hardest = None
+    if config.classifier.hardest:
+        shape = (len(classifier.weight), config.classifier.hardest)
+        hardest = torch.zeros(shape, dtype=torch.int32, device=device)
+    return checkpoint.State(network, optimizer, classifier, hardest, step=0), spec
+
+
+def _take_weights(encoder: Encoder, path: Path) -> None:
+    other = load_encoder(path)
+    if (other.spec.name, other.spec.stem) != (encoder.spec.name, encoder.spec.stem):
+        raise ValueError(
+            f"--init-from {path} is {other.spec.name} with the {other.spec.stem} stem, this run trains "
+            f"{encoder.spec.name} with the {encoder.spec.stem} stem; set --encoder and --stem alike"
+        )
+    encoder.load_state_dict(other.state_dict())
+
+
+def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
+    num = len(dataset.instance_ids)
+    log.info("%s: %d images, so a %d-way classifier", resolved.data, num, num)
+    was, now = settings.flat(asked), settings.flat(resolved)
+    chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
+    if asked.model.stem == "auto":
+        chosen["stem"] = resolved.model.stem
+    if chosen:
+        log.info("chosen for this data and device: %s", ", ".join(f"{settings.flag(k)} {v}" for k, v in chosen.items()))
+    if device.type == "cpu" and asked.model.encoder is None:
+        log.info("no GPU, so the encoder is the narrow ResNet; --encoder resnet50 takes the paper's")
+    if resolved.classifier.smoothing and not resolved.classifier.hardest:
+        log.info("too few images for hardest classes: labels are not smoothed")
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Run:
+    config: Pretrain
+    run: Path
+    dataset: Dataset
+    device: torch.device
+    state: checkpoint.State
+    spec: EncoderSpec
+    resume: bool = False
+
+    def go(self) -> Path:
+        config, training = self.config, self.config.training
+        assert training.batch_size and training.lr is not None and training.warmup_epochs is not None
+        self.sampler = Sampler(self.dataset.instance_ids, training.batch_size, training.seed)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.num_steps = training.epochs * self.steps_per_epoch
+        self.num_warmup_steps = training.warmup_epochs * self.steps_per_epoch
+        self.fingerprint = self.dataset.manifest.fingerprint
+        self.checkpoints = self.run / "checkpoints"
+        self.split = self._labelled_split()
+
+        resumed = self.resume and checkpoint.load_newest(self.checkpoints, self.state, self.fingerprint)
+        if self.resume and not resumed:
+            log.info("no complete checkpoint in %s: beginning at step 0", self.checkpoints)
+        self.metrics = Metrics(self.run, self.state.step if resumed else -1)
+        with Interrupt() as self.interrupt:
+            try:
+                if not resumed:
+                    self._write_prior()
+                    self._evaluate()
+                    self._save()
+                self._train()
+            finally:
+                self.metrics.close()
+        self._write_neighbors()
+        self.dataset.store.close()
+        log.info("done: %s", self.run / "encoder.safetensors")
+        return self.run
+
+    def _labelled_split(self) -> Split | None:
+        config = self.config
+        if config.images.labels == "none":
+            return None
+        test = None
+        if has_test_split(config.data):
+            test = open_dataset(
+                config.data, config.images.data_root, test=True, num_threads=config.running.threads or 1, progress=track
+            )
+        split = labelled_split(self.dataset, test, config.training.seed, config.running.eval_images)
+        if split is not None and not self.resume:
+            log.info("labels found (%d names): k-NN is scored with them, training does not see them", len(split.label_names))
+        return split
+
+    def _write_prior(self) -> None:
+        prior, batch_size = self.config.classifier, self.sampler.batch_size
+        order = self.sampler.order(0)
+        # The last batch is filled up with images from the one before: BN must see full batches.
+        starts = [min(start, len(order) - batch_size) for start in range(0, len(order), batch_size)]
+        ids = torch.cat([order[start : start + batch_size] for start in starts])
+        batches = plain_batches(self.dataset.store, ids, self.spec.image_size, batch_size, self.device)
+        norm = write_prior(
+            prior.prior,
+            self.state.network,
+            self.state.network,
+            self.state.classifier,
+            track(batches, len(starts), "contrastive prior"),
+            prior.row_norm,
+        )
+        log.info("rows written (%s), mean length %.3g", prior.prior, norm)
+
+    def _train(self) -> None:
+        state, running = self.state, self.config.running
+        save_every = running.save_every or self.steps_per_epoch
+        self.last_time, self.last_step = time.monotonic(), state.step
+        columns = ("loss {task.fields[loss]:.3f}", "top-1 {task.fields[top1]:.1%}", "{task.fields[speed]:,.0f} images/s")
+        with bar(*columns) as progress:
+            task = progress.add_task("pretraining", total=self.num_steps, completed=state.step, loss=0, top1=0, speed=0)
+            try:
+                for views, instance_ids in self._batches(state.step):
+                    result = self._step(views, instance_ids)
+                    is_last = state.step == self.num_steps
+                    if state.step % running.log_every == 0 or is_last:
+                        progress.update(task, **self._log_step(result, instance_ids))
+                    progress.update(task, completed=state.step)
+                    epoch, rest = divmod(state.step, self.steps_per_epoch)
+                    if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
+                        self._evaluate()
+                    if state.step % save_every == 0 or is_last or self.interrupt.asked:
+                        self._save()
+                    if self.interrupt.asked and not is_last:
+                        raise Interrupted(f"stopped after step {state.step}; go on with: {self._resume_command()}")
+            except TooManyUnreadable as error:
+                self._save()
+                raise RunStopped(f"{error}. Saved at step {state.step}; then: {self._resume_command()}") from None
+
+    def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        config = self.config
+        steps = range(first_step, self.num_steps)
+        augmentation = {name: getattr(config.views, name) for name in "crop_min flip jitter grayscale blur".split()}
+        keys_and_ids = ((self._view_keys(step), self.sampler.batch(step)) for step in steps)
+        return view_batches(self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **augmentation)
+
+    def _view_keys(self, step: int) -> list[int]:
+        seed, epoch = self.config.training.seed, step // self.steps_per_epoch
+        return [randomness.key_of(seed, "view", epoch, view) for view in range(self.config.views.num_views)]
+
+    def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
+        state, training, method = self.state, self.config.training, self.config.classifier
+        if state.hardest is not None and state.step % self.steps_per_epoch == 0:
+            state.hardest = state.classifier.hardest(state.hardest.shape[1])
+        torch.manual_seed(randomness.key_of(training.seed, "step", state.step))  # for encoders with dropout
+        assert training.lr is not None
+        self.lr = learning_rate(state.step, self.num_steps, self.num_warmup_steps, training.lr)
+        try:
+            result = train_step(
+                state.network,
+                state.classifier,
+                state.optimizer,
+                views,
+                instance_ids,
+                state.hardest,
+                alpha=method.smoothing,
+                lr=self.lr,
+                row_lr=self.lr * method.row_lr,
+                momentum=training.momentum,
+                weight_decay=training.weight_decay,
+            )
+        except NotFiniteError:
+            raise RunStopped(self._diverged()) from None
+        state.step += 1
+        return result
+
+    def _diverged(self) -> str:
+        good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
+        return (
+            f"the loss is not finite (NaN) at step {self.state.step}, epoch {self.state.step // self.steps_per_epoch + 1}. "
+            f"The last good checkpoint is {good}. The learning rate was {self.lr:.3g}: start again with a lower --lr."
+        )
+
+    def _log_step(self, result: StepResult, instance_ids: Tensor) -> dict[str, float]:
+        loss = float(result.loss)
+        if not math.isfinite(loss):
+            raise RunStopped(self._diverged())
+        ranks = self.state.classifier.ranks(result.embeddings, instance_ids)
+        top1 = float((ranks < 1).float().mean())
+        now, step = time.monotonic(), self.state.step
+        speed = (step - self.last_step) * self.sampler.batch_size / max(now - self.last_time, 1e-9)
+        self.last_time, self.last_step = now, step
+        self.metrics.write(
+            "step",
+            step,
+            step / self.steps_per_epoch,
+            loss=loss,
+            batch_top1=top1,
+            lr=self.lr,
+            images_per_second=round(speed, 1),
+            peak_memory_bytes=peak_memory_bytes(),
+        )
+        return {"loss": loss, "top1": top1, "speed": speed}
+
+    # --- numbers and files --------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
+        network, training = self.state.network, self.config.training
+        encoder = network.encoder
+        assert isinstance(encoder, Encoder)
+        epoch = self.state.step // self.steps_per_epoch
+        numbers = dict(self._health(epoch))
+        if self.split is not None:
+            bank, queries = (
+                extract(encoder, part.dataset, part.instance_ids, self.spec.image_size, self.device)
+                for part in (self.split.bank, self.split.queries)
+            )
+            numbers |= dict(knn(bank, self.split.bank.labels, queries, self.split.queries.labels))
+        self.metrics.write("evaluation", self.state.step, epoch, **numbers)
+        save_encoder(encoder, self.run / "encoder.safetensors", step=str(self.state.step))
+        shown = [f"k-NN {numbers['knn_20']:.1%}"] if "knn_20" in numbers else []
+        shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
+        shown.append(f"effective rank {numbers['effective_rank']:.1f}")
+        log.info("epoch %d/%d: %s", epoch, training.epochs, ", ".join(shown))
+        self.last_time, self.last_step = time.monotonic(), self.state.step
+
+    @torch.no_grad()
+    def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
+        """On fresh views of up to 1,024 instances, the same at each evaluation."""
+        config, network = self.config, self.state.network
+        seed = config.training.seed
+        all_ids = self.dataset.instance_ids
+        order = torch.randperm(len(all_ids), generator=randomness.generator(seed, "health"))
+        ids = all_ids[order[:HEALTH_INSTANCES]]
+        augmentation = {name: getattr(config.views, name) for name in "crop_min flip jitter grayscale blur".split()}
+        keys = [randomness.key_of(seed, "health", epoch)]
+        batches = view_batches(
+            self.dataset.store, [(keys, part) for part in ids.split(256)], self.spec.image_size, self.device, **augmentation
+        )
+        network.eval()
+        features, embeddings, read_ids = [], [], []
+        for views, part in batches:
+            features.append(network.encoder(views).float())
+            embeddings.append(network.head(features[-1]).float())
+            read_ids.append(part)
+        network.train()
+        yield from health(self.state.classifier, torch.cat(features), torch.cat(embeddings), torch.cat(read_ids))
+
+    def _save(self) -> None:
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.state.network.state_dict().values()):
+            raise RunStopped(self._diverged())
+        try:
+            self.metrics.sync()
+            checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
+        except checkpoint.DiskFull as error:
+            left = checkpoint.complete(self.checkpoints)
+            newest = f"The newest complete checkpoint is {left[0]}" if left else "There is no checkpoint yet"
+            raise RunStopped(f"{error.strerror}. {newest}. Make space, then: {self._resume_command()}") from None
+
+    def _resume_command(self) -> str:
+        return f"millionway pretrain --resume --out {self.run}"
+
+    def _write_neighbors(self) -> None:
+        """For the report: some images and what the encoder finds alike."""
+        encoder = self.state.network.encoder
+        assert isinstance(encoder, Encoder)
+        seed, started = self.config.training.seed, time.monotonic()
+        ids = self.dataset.instance_ids[: self.config.running.eval_images]
+        features = extract(encoder, self.dataset, ids, self.spec.image_size, self.device)
+        rows = neighbors(self.dataset, ids, features, seed)
+        write_result(self.run, "neighbors", {"rows": rows}, {}, seed, time.monotonic() - started)

@@ -1,0 +1,62 @@
+"""One step: the method on one screen."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from millionway.model.classifier import InstanceClassifier
+
+
+class Network(nn.Module):
+    """Views -> features -> embeddings."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, views: Float[Tensor, "views 3 size size"]) -> Float[Tensor, "views dim"]:
+        """bfloat16 on CUDA; BN and the sums inside stay in float32 there. float32 elsewhere."""
+        with torch.autocast(views.device.type, dtype=torch.bfloat16, enabled=views.device.type == "cuda"):
+            embeddings = self.head(self.encoder(views))
+        return embeddings.float()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    loss: Tensor
+    embeddings: Tensor
+    """of this step's views, before the update"""
+
+
+def train_step(
+    network: nn.Module,
+    classifier: InstanceClassifier,
+    optimizer: torch.optim.Optimizer,
+    views: Float[Tensor, "views 3 size size"],
+    instance_ids: Int[Tensor, " views"],
+    hardest: Int[Tensor, "classes k"] | None,
+    *,
+    alpha: float,
+    lr: float,
+    row_lr: float,
+    momentum: float,
+    weight_decay: float,
+) -> StepResult:
+    """Tell every view's instance from all others; move encoder, head and rows by SGD.
+
+    The views of an image are rows of the batch with the same class. `hardest` and `alpha` smooth the labels.
+    """
+    embeddings = network(views)
+    loss = classifier(embeddings, instance_ids, hardest, alpha)
+
+    for parameters in optimizer.param_groups:
+        parameters["lr"] = lr
+    optimizer.zero_grad(set_to_none=True)
+    # The loss is the mean over all ranks' views; averaging gradients over ranks would divide by their number again.
+    (classifier.group.size * loss).backward()
+    optimizer.step()
+    classifier.update(row_lr, momentum, weight_decay)
+    return StepResult(loss.detach(), embeddings.detach())
