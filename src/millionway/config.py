@@ -10,21 +10,29 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+T = TypeVar("T")
+# A setting that is chosen by `resolve` unless it is given; the help does not show its None.
+Chosen = Annotated[
+    T | None, tyro.conf.arg(help_behavior_hint=lambda text: "" if "None" in text else f"(default: {text})")
+]
 
 
 @dataclass(frozen=True)
 class Training:
     epochs: int = 100
     """passes over all images"""
-    batch_size: int | None = None
+    batch_size: Chosen[int] = None
     """images per step over all processes; by default 256 (512 with a GPU), or all images if there are fewer"""
-    lr: float | None = None
+    lr: Chosen[float] = None
     """peak learning rate; by default 0.48 x batch / 4096"""
-    warmup_epochs: int | None = None
+    warmup_epochs: Chosen[int] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     momentum: float = 0.9
     """of SGD, for encoder, head and rows"""
@@ -36,7 +44,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Model:
-    encoder: str | None = None
+    encoder: Chosen[str] = None
     """narrow-resnet, torchvision/NAME, timm/NAME or just NAME; by default resnet50, without a GPU narrow-resnet"""
     stem: Literal["auto", "standard", "small"] = "auto"
     """first layers of a ResNet: small keeps the resolution; auto takes it for images up to 64 px"""
@@ -50,17 +58,17 @@ class Model:
 class Classifier:
     temperature: float = 0.15
     """divides the cosines"""
-    prior: Literal["random", "fixed-bn", "batch-bn", "running-bn"] = "batch-bn"
+    prior: Literal["random", "fixed-bn", "batch-bn", "running-bn"] = "running-bn"
     """what the rows start as: random numbers, or features of the untrained network with BN in one of three modes"""
-    row_norm: float | None = None
+    row_norm: Chosen[float] = None
     """length of the first rows; by default as the prior gives them (random: as batch-bn would)"""
     row_lr: float = 1.0
     """learning rate of the rows as a multiple of the encoder's"""
-    hardest: int | None = None
+    hardest: Chosen[int] = None
     """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
     smoothing: float = 0.2
     """alpha: how much of the label they share; 0 turns it off"""
-    classes_per_step: int | None = None
+    classes_per_step: Chosen[int] = None
     """compare with this many sampled classes instead of all (for the ablation)"""
 
 
@@ -82,7 +90,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Images:
-    image_size: int | None = None
+    image_size: Chosen[int] = None
     """side of a view in pixels; by default that of small images, else 224, or 64 without a GPU"""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """subtracted from the colors (0 to 1); travels with the encoder"""
@@ -90,9 +98,9 @@ class Images:
     """divides the colors after that"""
     labels: Literal["auto", "none"] = "auto"
     """auto: names of the first folders, or those of a named set; only ever used for scoring"""
-    data_root: Path | None = None
+    data_root: Chosen[Path] = None
     """where named sets are stored; by default ~/.cache/millionway/data, or $MILLIONWAY_DATA"""
-    manifest: Path | None = None
+    manifest: Chosen[Path] = None
     """a list made by `millionway index`, so that the images are not examined again"""
     max_unreadable: float = 0.01
     """stop if a larger share of the images cannot be read"""
@@ -102,13 +110,13 @@ class Images:
 class Running:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """where to compute; auto takes a GPU if there is one"""
-    threads: int | None = None
+    threads: Chosen[int] = None
     """CPU threads; by default all cores the process may use"""
-    eval_every: int | None = None
+    eval_every: Chosen[int] = None
     """epochs between evaluations; by default ten evaluations a run"""
     eval_images: int = 20_000
     """at most this many images are used for the k-NN bank and for the queries during training"""
-    save_every: int | None = None
+    save_every: Chosen[int] = None
     """steps between checkpoints; by default an epoch"""
     keep: int = 2
     """how many of the newest checkpoints stay"""
@@ -124,11 +132,11 @@ class Pretrain:
     """a folder of images (flat or nested), a .txt or .csv list of files, or a named set such as digits or cifar10"""
     out: Path
     """the run folder to make"""
-    preset: str | None = None
+    preset: Chosen[str] = None
     """start from the settings of a preset; `millionway presets` lists them"""
     resume: bool = False
     """go on with the run in --out"""
-    init_from: Path | None = None
+    init_from: Chosen[Path] = None
     """take the encoder's first weights from an encoder.safetensors"""
     training: Training = field(default_factory=Training)
     model: Model = field(default_factory=Model)
@@ -140,9 +148,9 @@ class Pretrain:
 
 GROUPS = ("training", "model", "classifier", "views", "images", "running")
 # May differ when a run goes on: where things are and how they are done, not what is computed.
-FREE_ON_RESUME = frozenset("data out resume init_from data_root manifest max_unreadable device threads".split()) | frozenset(
-    "eval_every eval_images save_every keep log_every".split()
-)
+FREE_ON_RESUME = frozenset(
+    ["data", "out", "resume", "init_from", "data_root", "manifest", "max_unreadable", "device", "threads"]
+) | frozenset(["eval_every", "eval_images", "save_every", "keep", "log_every"])
 
 
 def flat(config: Pretrain) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Whole runs as functions. A flag on the command line overrides the preset's value."""
 
 import difflib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def digits() -> Pretrain:
         row_lr=10.0,
         crop_min=0.5,
         flip=0.0,
+        jitter=0.5,
+        blur=0.0,
         mean=(0.305, 0.305, 0.305),
         std=(0.376, 0.376, 0.376),
         eval_every=5,
@@ -51,7 +54,6 @@ def imagenet1k() -> Pretrain:
         head="mlp",
         dim=128,
         temperature=0.15,
-        prior="running-bn",
         hardest=100,
         smoothing=0.2,
         epochs=200,
@@ -83,3 +85,15 @@ def preset(name: str) -> Pretrain:
         hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(PRESETS)}."
         raise ValueError(f"--preset {name}: no such preset. {hint}")
     return with_settings(PRESETS[name](), preset=name)
+
+
+def measured(name: str) -> str:
+    """What a run with the preset took and reached, from the file that benchmarks/presets.py writes."""
+    results = json.loads((Path(__file__).parent / "measured.json").read_text(encoding="utf-8"))
+    if name not in results:
+        return "not measured"
+    result = results[name]
+    return (
+        f"k-NN {result['knn_200_mean']:.1%} ± {result['knn_200_spread']:.1%} over {result['num_seeds']} seeds "
+        f"(random encoder {result['random_knn_200_mean']:.1%}), {result['seconds_mean']:.0f} s on {result['hardware']}"
+    )

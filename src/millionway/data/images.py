@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 EXTENSIONS = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .apng .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .avif .tga .ico".split()
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"}
 )
 
 
@@ -36,9 +37,8 @@ def decode(data: bytes | np.ndarray, shrink_to: int | None = None) -> Image.Imag
                 image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
             return _to_rgb(image)
     except Image.DecompressionBombError as error:
-        raise UnreadableImage(
-            f"too many pixels ({error}); store a smaller copy, below {2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6} megapixels"
-        ) from None
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
+        raise UnreadableImage(f"too many pixels ({error}); store a copy below {limit} megapixels") from None
     except UnidentifiedImageError:
         raise UnreadableImage("not an image that Pillow knows") from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, MemoryError) as error:

@@ -38,7 +38,8 @@ class Store(Protocol):
     def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
         """Cut each box out of its image and resize it to [3, size, size], float in [0, 1].
 
-        Returns the ids that were read (an image that fails is replaced by another of the batch) and a tensor per box set.
+        Returns the ids that were read (an image that fails is replaced by another of the batch), and one tensor per
+        list of boxes.
         """
         ...
 
@@ -78,21 +79,21 @@ class FileStore:
             for place, index in enumerate(instance_ids.tolist())
         ]
         results = [job.result() for job in jobs]
-        good = [place for place, result in enumerate(results) if result is not None]
+        good = {place: result for place, result in enumerate(results) if result is not None}
         if not good:
             raise TooManyUnreadable(f"no image of a batch could be read: {self._failures()}")
         # A failing image gives its place to the first one that works; its own row is simply not visited.
-        places = [place if results[place] is not None else good[0] for place in range(len(results))]
-        stacked = torch.from_numpy(np.stack([results[place] for place in places]))  # [images, boxes, size, size, 3]
+        places = [place if place in good else next(iter(good)) for place in range(len(results))]
+        stacked = torch.from_numpy(np.stack([good[place] for place in places]))  # [images, boxes, size, size, 3]
         stacked = stacked.permute(1, 0, 4, 2, 3).float() / 255
         return instance_ids[places], list(stacked)
 
     def _crop(self, index: int, boxes: list[list[float]], size: int) -> np.ndarray | None:
         """[boxes, size, size, 3] uint8, or None if the image failed."""
         full_width, full_height = int(self.widths[index]), int(self.heights[index])
-        # The smallest box decides how much of the JPEG's resolution is needed.
+        # The smallest box decides how much of a JPEG's resolution is needed; twice that leaves the resize its say.
         smallest = min(min(height, width) for _, _, height, width in boxes)
-        shrink_to = int(np.ceil(min(full_width, full_height) * size / smallest))
+        shrink_to = int(np.ceil(2 * min(full_width, full_height) * size / smallest))
         try:
             image = decode(self.source.read(index), shrink_to)
         except UnreadableImage as error:
@@ -100,7 +101,10 @@ class FileStore:
             return None
         x_scale, y_scale = image.width / full_width, image.height / full_height
         if abs(x_scale * full_height - image.height) > 1:
-            self._report(index, f"it changed: {image.width} x {image.height} pixels, indexed as {full_width} x {full_height}")
+            self._report(
+                index,
+                f"it changed: {image.width} x {image.height} pixels, indexed as {full_width} x {full_height}",
+            )
             return None
         crops = []
         for top, left, height, width in boxes:

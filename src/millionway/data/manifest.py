@@ -114,7 +114,11 @@ def build_manifest(
         "is_test": labels.is_test if labels and labels.is_test is not None else none.astype(bool),
         "problem": problems,
     }
-    metadata = {"label_names": json.dumps(labels.names if labels else []), "source": source.name, "version": "1"}
+    metadata = {
+        "label_names": json.dumps(labels.names if labels else []),
+        "source": source.name,
+        "version": "1",
+    }
     return Manifest(pa.table(columns, schema=SCHEMA.with_metadata(metadata)))
 
 
@@ -123,7 +127,7 @@ def _examine(source: Source, index: int) -> tuple[int, int, int, str, str]:
     content_hash, num_bytes = "", source.num_bytes(index)
     try:
         data = source.read(index)
-        content_hash = hashlib.blake2b(data, digest_size=16).hexdigest()
+        content_hash = hashlib.blake2b(memoryview(data), digest_size=16).hexdigest()
         image = decode(data)
         return num_bytes, image.width, image.height, content_hash, ""
     except UnreadableImage as error:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,9 +33,14 @@ class Labels:
 class Source(Protocol):
     """Numbered images with a stable key each."""
 
-    name: str
-    keys: Sequence[str]
-    labels: Labels | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keys(self) -> Sequence[str]: ...
+
+    @property
+    def labels(self) -> Labels | None: ...
 
     def __len__(self) -> int: ...
 
@@ -183,11 +188,13 @@ def _labels(texts: list[str], is_test: np.ndarray | None = None) -> Labels | Non
 
 
 def _file_list(path: Path) -> FileSource:
-    """A .txt with one path a line, or a .csv with a column `path` and perhaps `label`; relative to the list's folder."""
+    """A .txt with a path a line, or a .csv with a column `path` and perhaps `label`; relative to the list's folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"--data {path}: not a text file. Give a folder, a .txt or .csv list, or a named set.") from None
+        raise ValueError(
+            f"--data {path}: not a text file. Give a folder, a .txt or .csv list, or a named set."
+        ) from None
     if path.suffix.lower() == ".csv":
         rows = list(csv.DictReader(io.StringIO(text, newline="")))
         if not rows or "path" not in rows[0]:
@@ -213,7 +220,7 @@ def _digits(root: Path, test: bool) -> ArraySource:
     """scikit-learn's bundled handwritten digits: 1,797 images of 8 x 8 pixels with values 0 to 16."""
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
+    bunch: Any = load_digits()
     pixels = (bunch.images * (255 / 16)).round().astype(np.uint8)
     labels = Labels(bunch.target.astype(np.int64), [str(digit) for digit in range(10)])
     return ArraySource("digits", pixels, labels)
@@ -225,7 +232,7 @@ def _fashion_mnist(root: Path, test: bool) -> ArraySource:
     prefix = "t10k" if test else "train"
     images = _read_idx(DEBIAN_FASHION_MNIST / f"{prefix}-images-idx3-ubyte.gz")
     labels = _read_idx(DEBIAN_FASHION_MNIST / f"{prefix}-labels-idx1-ubyte.gz").astype(np.int64)
-    names = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")
+    names = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
     return ArraySource("fashion-mnist", images, Labels(labels, names))
 
 

@@ -123,7 +123,9 @@ def _resample_matrix(start: Tensor, length: Tensor, num_in: int, num_out: int) -
     return weights / weights.sum(dim=2, keepdim=True)
 
 
-def distort(crops: Float[Tensor, "images 3 size size"], parameters: ViewParameters) -> Float[Tensor, "images 3 size size"]:
+def distort(
+    crops: Float[Tensor, "images 3 size size"], parameters: ViewParameters
+) -> Float[Tensor, "images 3 size size"]:
     """Flip, color jitter in each image's own order, grayscale, blur."""
     x = torch.where(parameters.flip[:, None, None, None], crops.flip(3), crops)
     operations = (brightness, contrast, saturation, hue)
@@ -167,7 +169,9 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     chroma = value - x.min(dim=1).values
     safe = torch.where(chroma == 0, torch.ones_like(chroma), chroma)
     r, g, b = x.unbind(dim=1)
-    sector = torch.where(brightest == 0, (g - b) / safe, torch.where(brightest == 1, 2 + (b - r) / safe, 4 + (r - g) / safe))
+    sector = torch.where(
+        brightest == 0, (g - b) / safe, torch.where(brightest == 1, 2 + (b - r) / safe, 4 + (r - g) / safe)
+    )
     sector = (sector + 6 * shift[:, None, None]) % 6  # 0 red, 2 green, 4 blue
     # Each channel falls from `value` by the chroma, as a trapezoid of the distance on the circle.
     offsets = torch.tensor([5.0, 3.0, 1.0], device=x.device)[None, :, None, None]

@@ -47,7 +47,9 @@ def labelled_split(train: Dataset, test: Dataset | None, seed: int, max_images: 
     if test is not None:
         assert test.labels is not None
         if test.labels.names != names:
-            raise ValueError(f"the labels differ: {names[:5]}... in the bank, {test.labels.names[:5]}... in the queries")
+            raise ValueError(
+                f"the labels differ: {names[:5]}... in the bank, {test.labels.names[:5]}... in the queries"
+            )
         bank, queries = _labelled_ids(train), _labelled_ids(test)
     else:
         bank, queries = _cut(_labelled_ids(train), train.labels, seed)

@@ -12,7 +12,13 @@ def write_result(
     """Written aside and renamed."""
     path = run / "evaluation" / f"{protocol}.json"
     path.parent.mkdir(exist_ok=True)
-    content = {"protocol": protocol, "numbers": numbers, "settings": settings, "seed": seed, "seconds": round(seconds, 3)}
+    content = {
+        "protocol": protocol,
+        "numbers": numbers,
+        "settings": settings,
+        "seed": seed,
+        "seconds": round(seconds, 3),
+    }
     aside = path.with_name(path.name + ".tmp")
     aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     os.replace(aside, path)

@@ -53,9 +53,9 @@ class _KnownGradient(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx, upstream: Tensor):
+    def backward(ctx, *upstream: Tensor):
         (gradient,) = ctx.saved_tensors
-        return upstream * gradient, None, None
+        return upstream[0] * gradient, None, None
 
 
 class InstanceClassifier(nn.Module):
@@ -149,7 +149,11 @@ class InstanceClassifier(nn.Module):
         """One step of SGD on the rows, from the stored forward pass. Dead rows and rows not sampled stay as they are."""
         if self._pass is None:
             raise RuntimeError("update() needs a forward pass in grad mode before it")
-        classes, unit_x, logit_gradient = self._pass.classes, self._pass.unit_embeddings, self._pass.logit_gradient
+        classes, unit_x, logit_gradient = (
+            self._pass.classes,
+            self._pass.unit_embeddings,
+            self._pass.logit_gradient,
+        )
         moving = self.alive.nonzero()[:, 0]
         if classes is None:
             logit_gradient = logit_gradient[:, moving]
@@ -174,7 +178,9 @@ class InstanceClassifier(nn.Module):
         return hardest_search.top_k(self.weight, k, self.alive)
 
     @torch.no_grad()
-    def ranks(self, embeddings: Float[Tensor, "batch dim"], instance_ids: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+    def ranks(
+        self, embeddings: Float[Tensor, "batch dim"], instance_ids: Int[Tensor, " batch"]
+    ) -> Int[Tensor, " batch"]:
         """How many classes score higher than its own, for each embedding; 0 is a top-1 hit, below 5 a top-5 hit."""
         x = self._checked(embeddings, instance_ids)
         with torch.autocast(x.device.type, enabled=False):

@@ -29,6 +29,9 @@ class EncoderSpec:
 class Encoder(nn.Module):
     """A backbone without its last layer, behind its own mean/std normalization."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, spec: EncoderSpec, backbone: nn.Module, feature_dim: int) -> None:
         super().__init__()
         self.spec = spec

@@ -3,8 +3,10 @@
 import warnings
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 
 def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -12,11 +14,7 @@ def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a group of one needs no process group
-        dcp.save(
-            {name: tensor for name, tensor in tensors.items()},
-            storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True),
-            no_dist=True,
-        )
+        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
 
 
 def load_shards(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -24,7 +22,7 @@ def load_shards(tensors: dict[str, Tensor], folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         state = dict(tensors)
-        dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+        load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     for name, tensor in tensors.items():
         if state[name] is not tensor:
             tensor.copy_(state[name])

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from millionway.model.classifier import InstanceClassifier
 from millionway.parallel.shards import load_shards, save_shards
+from millionway.train.step import Network
 
 log = logging.getLogger("millionway")
 
@@ -38,7 +39,7 @@ class DiskFull(OSError):
 class State:
     """Everything that a run changes."""
 
-    network: nn.Module
+    network: Network
     optimizer: torch.optim.SGD
     classifier: InstanceClassifier
     hardest: Tensor | None
@@ -68,7 +69,11 @@ def save(checkpoints: Path, state: State, fingerprint: str, keep: int) -> Path:
         _sync_folder(checkpoints)
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or "No space left" in str(error):
+        if getattr(error, "errno", None) in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+        ) or "No space left" in str(error):
             raise DiskFull(errno.ENOSPC, f"no space left while saving {final}") from None
         raise
     for old in complete(checkpoints)[keep:]:
@@ -90,7 +95,9 @@ def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
             continue
         counters = json.loads((folder / "state.json").read_text())
         if counters["fingerprint"] != fingerprint:
-            raise ValueError(f"{folder}: this checkpoint is of other images than {checkpoints.parent / 'manifest.arrow'}")
+            raise ValueError(
+                f"{folder}: this checkpoint is of other images than {checkpoints.parent / 'manifest.arrow'}"
+            )
         _load(folder, state, counters)
         log.info("going on from %s", folder)
         return True

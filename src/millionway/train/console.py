@@ -10,7 +10,14 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 Item = TypeVar("Item")
 console = Console(stderr=True)
@@ -20,7 +27,10 @@ log = logging.getLogger("millionway")
 @contextmanager
 def messages(log_file: Path | None = None) -> Iterator[None]:
     """Messages go to the terminal, and with their time to a file."""
-    handlers: list[logging.Handler] = [RichHandler(console=console, show_path=False, show_level=False, markup=False)]
+    to_terminal = logging.StreamHandler()
+    if console.is_terminal:  # so that messages and bars do not write over each other
+        to_terminal = RichHandler(console=console, show_path=False, show_level=False, show_time=False)
+    handlers: list[logging.Handler] = [to_terminal]
     if log_file is not None:
         to_file = logging.FileHandler(log_file, encoding="utf-8")
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -42,7 +52,9 @@ def bar(*columns: str) -> Progress:
     """A progress bar with time left; `columns` are formats such as 'loss {task.fields[loss]:.3f}'."""
     texts = [TextColumn(column) for column in columns]
     parts = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *texts]
-    return Progress(*parts, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+    return Progress(
+        *parts, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )
 
 
 def track(items: Iterable[Item], total: int, description: str) -> Iterator[Item]:

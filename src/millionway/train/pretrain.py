@@ -2,10 +2,9 @@
 
 import logging
 import math
-import os
-import shutil
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +23,18 @@ from millionway.evaluate.health import health
 from millionway.evaluate.knn import knn
 from millionway.evaluate.neighbors import neighbors
 from millionway.evaluate.results import write_result
-from millionway.model.classifier import InstanceClassifier, NotFiniteError
-from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem, full_name
-from millionway.model.encoder_file import load_encoder, save_encoder
-from millionway.model.head import build_head
+from millionway.model.classifier import NotFiniteError
+from millionway.model.encoder import EncoderSpec, full_name
+from millionway.model.encoder_file import save_encoder
 from millionway.model.prior import write_prior
 from millionway.parallel.group import Group
 from millionway.train import checkpoint
 from millionway.train.console import Interrupt, bar, messages, track
-from millionway.train.environment import choose_device, describe_environment, num_cores
+from millionway.train.environment import choose_device, num_cores
 from millionway.train.metrics import Metrics, peak_memory_bytes
 from millionway.train.schedule import learning_rate
-from millionway.train.step import Network, StepResult, train_step
+from millionway.train.setup import build, new_run_folder, open_images, resolve, write_run_files
+from millionway.train.step import StepResult, train_step
 
 log = logging.getLogger("millionway")
 
@@ -51,167 +50,21 @@ class Interrupted(RunStopped):
 
 
 def pretrain(config: Pretrain) -> Path:
-    """Pretrain an encoder and return the run folder."""
+    """Pretrain an encoder and return the run folder. With `resume`, go on from its newest checkpoint."""
     settings.check(config)
     Group.current()
     run = Path(config.out)
-    if config.resume:
-        return _resume(config, run)
-    created = _make_run_folder(run)
-    try:
-        with messages(run / "train.log"):
-            return _start(config, run)
-    except BaseException:
-        # A run that never began leaves nothing behind, so that the same command can be given again.
-        if not (run / "config.json").exists():
-            for name in ("train.log", "manifest.arrow"):
-                (run / name).unlink(missing_ok=True)
-            if created:
-                shutil.rmtree(run, ignore_errors=True)
-        raise
-
-
-def _make_run_folder(run: Path) -> bool:
-    """Whether the folder was made here; an empty one is accepted as it is."""
-    try:
-        if run.exists() and (not run.is_dir() or any(run.iterdir())):
-            raise ValueError(f"--out {run} exists already. Go on with it by --resume, or choose another folder.")
-        created = not run.exists()
-        run.mkdir(parents=True, exist_ok=True)
-        (run / ".writable").touch()
-        (run / ".writable").unlink()
-    except OSError as error:
-        raise ValueError(f"--out {run} cannot be written: {error.strerror}") from None
-    return created
-
-
-# --- start or go on ---------------------------------------------------------------------------------------------------
-
-
-def _start(config: Pretrain, run: Path) -> Path:
-    device = choose_device(config.running.device)
-    if config.model.encoder is not None:
-        config = settings.with_settings(config, encoder=full_name(config.model.encoder))
-    threads = config.running.threads or num_cores()
-    torch.set_num_threads(threads)
-
-    dataset = _open_images(config, config.images.manifest, threads)
-    resolved = settings.resolve(
-        config, len(dataset.instance_ids), dataset.small_side(), device.type != "cpu", num_cores()
-    )
-    stem = choose_stem(resolved.model.encoder or "", resolved.model.stem, resolved.images.image_size or 0)
-    resolved = settings.with_settings(resolved, stem=stem)
-    state, spec = _build(resolved, dataset, device)
-
-    dataset.manifest.save(run / "manifest.arrow")
-    (run / "environment.json").write_text(describe_environment(device))
-    aside = run / "config.json.tmp"
-    aside.write_text(settings.to_json(resolved))
-    os.replace(aside, run / "config.json")
-    _say_what_runs(config, resolved, dataset, device)
-    return _Run(resolved, run, dataset, device, state, spec).go()
-
-
-def _resume(config: Pretrain, run: Path) -> Path:
-    """`config` is the stored one with the user's changes; see `resume_config`."""
-    with messages(run / "train.log"):
+    with nullcontext() if config.resume else new_run_folder(run), messages(run / "train.log"):
         device = choose_device(config.running.device)
-        threads = config.running.threads or num_cores()
-        torch.set_num_threads(threads)
-        dataset = _open_images(config, run / "manifest.arrow", threads)
-        state, spec = _build(config, dataset, device)
-        return _Run(config, run, dataset, device, state, spec, resume=True).go()
-
-
-def resume_config(out: Path) -> Pretrain:
-    """The settings of the run in a folder, marked to go on."""
-    path = Path(out) / "config.json"
-    if not path.is_file():
-        raise ValueError(f"--resume: there is no run in {out} (no config.json). Start one without --resume.")
-    try:
-        stored = settings.from_json(path.read_text())
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--resume: {path} cannot be read: {error}") from None
-    return settings.with_settings(stored, resume=True, out=Path(out))
-
-
-def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
-    """A run goes on as it began: refuse changes of what is computed."""
-    then, now = settings.flat(stored), settings.flat(wanted)
-    changed = [name for name in then if then[name] != now[name] and name not in settings.FREE_ON_RESUME]
-    if changed:
-        what = ", ".join(f"{settings.flag(name)} was {then[name]}, now {now[name]}" for name in changed)
-        raise ValueError(f"--resume goes on with the run's own settings: {what}. Leave them out, or start a new run.")
-
-
-def _open_images(config: Pretrain, manifest: Path | None, threads: int) -> Dataset:
-    images = config.images
-    return open_dataset(
-        config.data,
-        images.data_root,
-        manifest,
-        num_threads=threads,
-        max_unreadable=images.max_unreadable,
-        progress=track,
-    )
-
-
-def _build(config: Pretrain, dataset: Dataset, device: torch.device) -> tuple[checkpoint.State, EncoderSpec]:
-    """Encoder, head, classifier and optimizer, as they are before the first step."""
-    model, images, seed = config.model, config.images, config.training.seed
-    assert model.encoder and images.image_size and model.stem != "auto" and config.training.lr is not None
-    spec = EncoderSpec(model.encoder, model.stem, images.image_size, images.mean, images.std)
-    encoder = build_encoder(spec, seed)
-    if config.init_from is not None and not config.resume:
-        _take_weights(encoder, config.init_from)
-    head = build_head(model.head, encoder.feature_dim, model.dim, seed)
-    network = Network(encoder, head).to(device)
-    classifier = InstanceClassifier(
-        len(dataset.manifest),
-        encoder.feature_dim if model.head == "none" else model.dim,
-        config.classifier.temperature,
-        Group.current(),
-        device=device,
-        seed=seed,
-        classes_per_step=config.classifier.classes_per_step,
-    )
-    classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable))
-    optimizer = torch.optim.SGD(
-        network.parameters(), config.training.lr, config.training.momentum, weight_decay=config.training.weight_decay
-    )
-    hardest = None
-    if config.classifier.hardest:
-        shape = (len(classifier.weight), config.classifier.hardest)
-        hardest = torch.zeros(shape, dtype=torch.int32, device=device)
-    return checkpoint.State(network, optimizer, classifier, hardest, step=0), spec
-
-
-def _take_weights(encoder: Encoder, path: Path) -> None:
-    other = load_encoder(path)
-    if (other.spec.name, other.spec.stem) != (encoder.spec.name, encoder.spec.stem):
-        raise ValueError(
-            f"--init-from {path} is {other.spec.name} with the {other.spec.stem} stem, this run trains "
-            f"{encoder.spec.name} with the {encoder.spec.stem} stem; set --encoder and --stem alike"
-        )
-    encoder.load_state_dict(other.state_dict())
-
-
-def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
-    num = len(dataset.instance_ids)
-    log.info("%s: %d images, so a %d-way classifier", resolved.data, num, num)
-    was, now = settings.flat(asked), settings.flat(resolved)
-    chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
-    if asked.model.stem == "auto":
-        chosen["stem"] = resolved.model.stem
-    if chosen:
-        log.info("chosen for this data and device: %s", ", ".join(f"{settings.flag(k)} {v}" for k, v in chosen.items()))
-    if device.type == "cpu" and asked.model.encoder is None:
-        log.info("no GPU, so the encoder is the narrow ResNet; --encoder resnet50 takes the paper's")
-    if resolved.classifier.smoothing and not resolved.classifier.hardest:
-        log.info("too few images for hardest classes: labels are not smoothed")
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
+        if config.model.encoder is not None:
+            config = settings.with_settings(config, encoder=full_name(config.model.encoder))
+        torch.set_num_threads(config.running.threads or num_cores())
+        dataset = open_images(config, run / "manifest.arrow" if config.resume else config.images.manifest)
+        resolved = resolve(config, dataset, device)
+        state, spec = build(resolved, dataset, device)
+        if not config.resume:
+            write_run_files(run, config, resolved, dataset, device)
+        return _Run(resolved, run, dataset, device, state, spec).go()
 
 
 @dataclass
@@ -222,10 +75,9 @@ class _Run:
     device: torch.device
     state: checkpoint.State
     spec: EncoderSpec
-    resume: bool = False
 
     def go(self) -> Path:
-        config, training = self.config, self.config.training
+        training = self.config.training
         assert training.batch_size and training.lr is not None and training.warmup_epochs is not None
         self.sampler = Sampler(self.dataset.instance_ids, training.batch_size, training.seed)
         self.steps_per_epoch = self.sampler.steps_per_epoch
@@ -235,15 +87,16 @@ class _Run:
         self.checkpoints = self.run / "checkpoints"
         self.split = self._labelled_split()
 
-        resumed = self.resume and checkpoint.load_newest(self.checkpoints, self.state, self.fingerprint)
-        if self.resume and not resumed:
+        resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, self.fingerprint)
+        if self.config.resume and not resumed:
             log.info("no complete checkpoint in %s: beginning at step 0", self.checkpoints)
         self.metrics = Metrics(self.run, self.state.step if resumed else -1)
         with Interrupt() as self.interrupt:
             try:
                 if not resumed:
+                    untrained = {f"random_{name}": value for name, value in self._knn()}
                     self._write_prior()
-                    self._evaluate()
+                    self._evaluate(untrained)
                     self._save()
                 self._train()
             finally:
@@ -260,11 +113,18 @@ class _Run:
         test = None
         if has_test_split(config.data):
             test = open_dataset(
-                config.data, config.images.data_root, test=True, num_threads=config.running.threads or 1, progress=track
+                config.data,
+                config.images.data_root,
+                test=True,
+                num_threads=config.running.threads or 1,
+                progress=track,
             )
         split = labelled_split(self.dataset, test, config.training.seed, config.running.eval_images)
-        if split is not None and not self.resume:
-            log.info("labels found (%d names): k-NN is scored with them, training does not see them", len(split.label_names))
+        if split is not None and not self.config.resume:
+            log.info(
+                "labels found (%d names): k-NN is scored with them, training does not see them",
+                len(split.label_names),
+            )
         return split
 
     def _write_prior(self) -> None:
@@ -288,7 +148,11 @@ class _Run:
         state, running = self.state, self.config.running
         save_every = running.save_every or self.steps_per_epoch
         self.last_time, self.last_step = time.monotonic(), state.step
-        columns = ("loss {task.fields[loss]:.3f}", "top-1 {task.fields[top1]:.1%}", "{task.fields[speed]:,.0f} images/s")
+        columns = (
+            "loss {task.fields[loss]:.3f}",
+            "top-1 {task.fields[top1]:.1%}",
+            "{task.fields[speed]:,.0f} images/s",
+        )
         with bar(*columns) as progress:
             task = progress.add_task("pretraining", total=self.num_steps, completed=state.step, loss=0, top1=0, speed=0)
             try:
@@ -296,7 +160,8 @@ class _Run:
                     result = self._step(views, instance_ids)
                     is_last = state.step == self.num_steps
                     if state.step % running.log_every == 0 or is_last:
-                        progress.update(task, **self._log_step(result, instance_ids))
+                        loss, top1, speed = self._log_step(result, instance_ids)
+                        progress.update(task, loss=loss, top1=top1, speed=speed)
                     progress.update(task, completed=state.step)
                     epoch, rest = divmod(state.step, self.steps_per_epoch)
                     if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
@@ -312,7 +177,9 @@ class _Run:
     def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         config = self.config
         steps = range(first_step, self.num_steps)
-        augmentation = {name: getattr(config.views, name) for name in "crop_min flip jitter grayscale blur".split()}
+        augmentation = {
+            name: getattr(config.views, name) for name in ["crop_min", "flip", "jitter", "grayscale", "blur"]
+        }
         keys_and_ids = ((self._view_keys(step), self.sampler.batch(step)) for step in steps)
         return view_batches(self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **augmentation)
 
@@ -348,12 +215,14 @@ class _Run:
 
     def _diverged(self) -> str:
         good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
+        epoch = self.state.step // self.steps_per_epoch + 1
         return (
-            f"the loss is not finite (NaN) at step {self.state.step}, epoch {self.state.step // self.steps_per_epoch + 1}. "
+            f"the loss is not finite (NaN) at step {self.state.step}, epoch {epoch}. "
             f"The last good checkpoint is {good}. The learning rate was {self.lr:.3g}: start again with a lower --lr."
         )
 
-    def _log_step(self, result: StepResult, instance_ids: Tensor) -> dict[str, float]:
+    def _log_step(self, result: StepResult, instance_ids: Tensor) -> tuple[float, float, float]:
+        """(loss, top-1 of the batch, images per second), also written to the metrics."""
         loss = float(result.loss)
         if not math.isfinite(loss):
             raise RunStopped(self._diverged())
@@ -372,30 +241,32 @@ class _Run:
             images_per_second=round(speed, 1),
             peak_memory_bytes=peak_memory_bytes(),
         )
-        return {"loss": loss, "top1": top1, "speed": speed}
+        return loss, top1, speed
 
     # --- numbers and files --------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, more: dict[str, float] | None = None) -> None:
         """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
-        network, training = self.state.network, self.config.training
-        encoder = network.encoder
-        assert isinstance(encoder, Encoder)
+        encoder, training = self.state.network.encoder, self.config.training
         epoch = self.state.step // self.steps_per_epoch
-        numbers = dict(self._health(epoch))
-        if self.split is not None:
-            bank, queries = (
-                extract(encoder, part.dataset, part.instance_ids, self.spec.image_size, self.device)
-                for part in (self.split.bank, self.split.queries)
-            )
-            numbers |= dict(knn(bank, self.split.bank.labels, queries, self.split.queries.labels))
+        numbers = {**dict(self._health(epoch)), **dict(self._knn()), **(more or {})}
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
         save_encoder(encoder, self.run / "encoder.safetensors", step=str(self.state.step))
-        shown = [f"k-NN {numbers['knn_20']:.1%}"] if "knn_20" in numbers else []
+        shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
         shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
         log.info("epoch %d/%d: %s", epoch, training.epochs, ", ".join(shown))
         self.last_time, self.last_step = time.monotonic(), self.state.step
+
+    def _knn(self) -> Iterator[tuple[str, float]]:
+        if self.split is None:
+            return
+        encoder, size = self.state.network.encoder, self.spec.image_size
+        bank, queries = (
+            extract(encoder, part.dataset, part.instance_ids, size, self.device)
+            for part in (self.split.bank, self.split.queries)
+        )
+        yield from knn(bank, self.split.bank.labels, queries, self.split.queries.labels)
 
     @torch.no_grad()
     def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
@@ -405,10 +276,16 @@ class _Run:
         all_ids = self.dataset.instance_ids
         order = torch.randperm(len(all_ids), generator=randomness.generator(seed, "health"))
         ids = all_ids[order[:HEALTH_INSTANCES]]
-        augmentation = {name: getattr(config.views, name) for name in "crop_min flip jitter grayscale blur".split()}
+        augmentation = {
+            name: getattr(config.views, name) for name in ["crop_min", "flip", "jitter", "grayscale", "blur"]
+        }
         keys = [randomness.key_of(seed, "health", epoch)]
         batches = view_batches(
-            self.dataset.store, [(keys, part) for part in ids.split(256)], self.spec.image_size, self.device, **augmentation
+            self.dataset.store,
+            [(keys, part) for part in ids.split(256)],
+            self.spec.image_size,
+            self.device,
+            **augmentation,
         )
         network.eval()
         features, embeddings, read_ids = [], [], []
@@ -436,7 +313,6 @@ class _Run:
     def _write_neighbors(self) -> None:
         """For the report: some images and what the encoder finds alike."""
         encoder = self.state.network.encoder
-        assert isinstance(encoder, Encoder)
         seed, started = self.config.training.seed, time.monotonic()
         ids = self.dataset.instance_ids[: self.config.running.eval_images]
         features = extract(encoder, self.dataset, ids, self.spec.image_size, self.device)

@@ -7,12 +7,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from millionway.model.classifier import InstanceClassifier
+from millionway.model.encoder import Encoder
 
 
 class Network(nn.Module):
     """Views -> features -> embeddings."""
 
-    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+    encoder: Encoder
+    head: nn.Module
+
+    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head

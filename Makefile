@@ -1,0 +1,42 @@
+# Everything a person types. Set-up runs once, and again only when pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: help setup demo test check bench clean
+
+help:
+	@echo "make setup   create $(VENV) and install"
+	@echo "make demo    pretrain on 1,797 digits and score the encoder (about 2 minutes)"
+	@echo "make test    the tests"
+	@echo "make check   format, lint, types, tests"
+	@echo "make bench   the benchmarks; results go to benchmarks/results"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/millionway demo
+
+# MARK="" runs the slow tests too.
+MARK ?= not slow
+test: $(READY)
+	$(BIN)/python -m pytest -m "$(MARK)"
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright --warnings
+	$(MAKE) test
+
+bench: $(READY)
+	$(BIN)/python benchmarks/presets.py digits --seeds 3
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,315 @@
+"""The verbs: parse, call one function, print."""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import millionway
+from millionway import config
+from millionway.presets import PRESETS
+
+Settings = TypeVar("Settings")
+CONF = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+out = Console()
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 a run stopped, 2 bad input, 130 interrupted."""
+    args = list(sys.argv[1:] if args is None else args)
+    if not args or args[0] in ("-h", "--help", "help"):
+        _print_verbs()
+        return 0
+    if args[0] in ("--version", "version"):
+        print(f"millionway {millionway.__version__}")
+        return 0
+    verb, rest = args[0], args[1:]
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, 1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(VERBS)}."
+        return _fail(f"millionway {verb}: no such command. {hint}", 2)
+    try:
+        VERBS[verb](rest)
+        return 0
+    except SystemExit as exit:  # tyro has printed why
+        return int(exit.code or 0)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except ValueError as error:
+        return _fail(str(error), 2)
+    except (RuntimeError, OSError) as error:
+        from millionway.train.pretrain import Interrupted, RunStopped
+
+        if not isinstance(error, (RunStopped, OSError)):
+            raise
+        return _fail(str(error), 130 if isinstance(error, Interrupted) else 1)
+
+
+def _fail(message: str, code: int) -> int:
+    if os.environ.get("MILLIONWAY_TRACEBACK") and sys.exc_info()[0]:
+        Console(stderr=True).print_exception()
+    print(f"millionway: {message}", file=sys.stderr)
+    return code
+
+
+def _print_verbs() -> None:
+    out.print("[bold]millionway[/bold]: pretrain a vision encoder on your own unlabelled images.\n")
+    table = Table.grid(padding=(0, 3))
+    for name, verb in VERBS.items():
+        table.add_row(f"  millionway {name}", (verb.__doc__ or "").strip().splitlines()[0])
+    out.print(table)
+    out.print("\nmillionway VERB --help says more. Start with: millionway pretrain --data PHOTOS --out runs/photos")
+
+
+# --- pretrain ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MainSettings(config.Pretrain):
+    """Pretrain an encoder on the images of a folder, without labels. --help-all shows the other settings too."""
+
+    classifier: tyro.conf.Suppress[config.Classifier] = field(default_factory=config.Classifier)
+    views: tyro.conf.Suppress[config.Views] = field(default_factory=config.Views)
+    images: tyro.conf.Suppress[config.Images] = field(default_factory=config.Images)
+    running: tyro.conf.Suppress[config.Running] = field(default_factory=config.Running)
+
+
+def pretrain(args: list[str]) -> None:
+    """train an encoder on a folder of images, without labels"""
+    if "-h" in args or "--help" in args:
+        _parse(MainSettings, args, "pretrain")
+    args = ["--help" if arg == "--help-all" else arg for arg in args]
+    resume_from = _value_of("--out", args) if "--resume" in args else None
+    if "--resume" in args and resume_from is None and "--help" not in args:
+        raise ValueError("--resume needs --out, the run folder to go on with")
+    preset = None if resume_from else _value_of("--preset", args)
+    first = millionway.first_settings(preset, Path(resume_from) if resume_from else None)
+    default = first if first.data else config.with_settings(first, data=tyro.MISSING, out=tyro.MISSING)
+    chosen = _parse(config.Pretrain, args, "pretrain", default)
+    folder = millionway.run_pretrain(chosen, first)
+    out.print(f"run     {folder}\nreport  {folder / 'report.html'}")
+
+
+def _value_of(name: str, args: list[str]) -> str | None:
+    """The value of a flag that is needed before the others can be read."""
+    for place, arg in enumerate(args):
+        if arg == name and place + 1 < len(args):
+            return args[place + 1]
+        if arg.startswith(name + "="):
+            return arg[len(name) + 1 :]
+    return None
+
+
+def _parse(kind: type[Settings], args: list[str], verb: str, default: Settings | None = None) -> Settings:
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    return tyro.cli(kind, args=args, prog=f"millionway {verb}", config=CONF, **options)
+
+
+# --- the other verbs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score the encoder of a run. Protocols: knn, linear."""
+
+    protocol: tyro.conf.Positional[str]
+    """knn or linear"""
+    run: Path
+    """the run folder"""
+    data: config.Chosen[str] = None
+    """labelled images (names of the first folders are the labels); by default the run's own"""
+    test_data: config.Chosen[str] = None
+    """the images that ask; by default the data's test split, or a held-out fifth of each class"""
+    data_root: config.Chosen[Path] = None
+    """where named sets are stored"""
+    seed: int = 0
+    """of the held-out part and the linear classifier"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to compute"""
+    threads: config.Chosen[int] = None
+    """CPU threads"""
+
+
+def evaluate(args: list[str]) -> None:
+    """score the encoder of a run: knn, linear"""
+    chosen = _parse(Evaluate, args, "evaluate")
+    with _messages():
+        numbers = millionway.evaluate(**vars(chosen))
+    table = Table("", chosen.protocol)
+    for name, value in numbers.items():
+        table.add_row(name, f"{value:.2%}")
+    out.print(table)
+    out.print(f"written  {chosen.run / 'evaluation' / chosen.protocol}.json")
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Write the features of all images of a folder."""
+
+    run: Path
+    """the run folder, or an encoder.safetensors"""
+    data: str
+    """a folder, a list of files or a named set"""
+    out: Path
+    """a name that ends in .parquet or .npy"""
+    data_root: config.Chosen[Path] = None
+    """where named sets are stored"""
+    max_unreadable: float = 0.01
+    """stop if a larger share of the images cannot be read"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where to compute"""
+    threads: config.Chosen[int] = None
+    """CPU threads"""
+
+
+def embed(args: list[str]) -> None:
+    """write the features of images as Parquet or npy"""
+    chosen = _parse(Embed, args, "embed")
+    with _messages():
+        out.print(f"written  {millionway.embed(**vars(chosen))}")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write the encoder's weights for torchvision, timm or plain PyTorch."""
+
+    run: Path
+    """the run folder, or an encoder.safetensors"""
+    out: Path
+    """the file to make"""
+    format: Literal["safetensors", "torch"] = "safetensors"
+    """torch makes a file for torch.load"""
+
+
+def export(args: list[str]) -> None:
+    """write the encoder's weights for torchvision, timm or plain PyTorch"""
+    from millionway.export.weights import how_to_load
+    from millionway.model.encoder_file import read_encoder_file
+
+    chosen = _parse(Export, args, "export")
+    path = millionway.export(**vars(chosen))
+    spec, _ = read_encoder_file(chosen.run / "encoder.safetensors" if chosen.run.is_dir() else chosen.run)
+    out.print(
+        f"written  {path}\n\nTo load it:\n{how_to_load(spec, path, chosen.format)}",
+        markup=False,
+        highlight=False,
+    )
+
+
+@dataclass(frozen=True)
+class Index:
+    """Number the images of a folder, check that each can be read, and write the list."""
+
+    data: Annotated[str, tyro.conf.Positional]
+    """a folder, a list of files or a named set"""
+    out: Path
+    """the list to make, for example manifest.arrow"""
+    data_root: config.Chosen[Path] = None
+    """where named sets are stored"""
+    threads: config.Chosen[int] = None
+    """files read at the same time"""
+
+
+def index(args: list[str]) -> None:
+    """number and check the images of a folder"""
+    chosen = _parse(Index, args, "index")
+    manifest = millionway.index(**vars(chosen))
+    problems = manifest.problems
+    for key, problem in list(problems.items())[:20]:
+        out.print(f"unreadable  {key}: {problem}", markup=False)
+    hashes = manifest.column("content_hash")[manifest.readable]
+    out.print(
+        f"{len(manifest):,} images, {len(problems):,} unreadable, {len(hashes) - len(set(hashes)):,} exact duplicates\n"
+        f"written  {chosen.out}"
+    )
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Pretrain on 1,797 handwritten digits and score the encoder: the whole path in about two minutes."""
+
+    out: Path = Path("runs/demo")
+    """the run folder to make; a number is added if it exists"""
+    seed: int = 0
+    """everything random follows from it"""
+    epochs: config.Chosen[int] = None
+    """passes over all images; by default the preset's"""
+
+
+def demo(args: list[str]) -> None:
+    """the whole path on 1,797 handwritten digits"""
+    from millionway.train.metrics import read_metrics
+
+    chosen = _parse(Demo, args, "demo")
+    folder, number = chosen.out, 1
+    while folder.exists():
+        number += 1
+        folder = chosen.out.with_name(f"{chosen.out.name}-{number}")
+    changes: dict[str, Any] = {} if chosen.epochs is None else {"epochs": chosen.epochs}
+    millionway.pretrain(out=folder, preset="digits", seed=chosen.seed, **changes)
+    with _messages():
+        trained = millionway.evaluate("knn", folder, seed=chosen.seed)
+        millionway.evaluate("linear", folder, seed=chosen.seed)
+    page = millionway.report(folder)
+    first = next(line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "evaluation")
+    table = Table("encoder", "k-NN, k = 200", "k-NN, k = 20", title="accuracy on ten digits; training sees no labels")
+    rows = {
+        "none (chance)": (trained["chance"], trained["chance"]),
+        "random": (first["random_knn_200"], first["random_knn_20"]),
+        "pretrained": (trained["knn_200"], trained["knn_20"]),
+    }
+    for name, (wide, narrow) in rows.items():
+        table.add_row(name, f"{wide:.1%}", f"{narrow:.1%}")
+    out.print(table)
+    out.print(f"run     {folder}\nreport  {page}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Draw the page of a run, RUN/report.html, from its files."""
+
+    run: Path
+    """the run folder"""
+
+
+def report(args: list[str]) -> None:
+    """draw the page of a run again"""
+    out.print(f"written  {millionway.report(_parse(Report, args, 'report').run)}")
+
+
+def presets(args: list[str]) -> None:
+    """list the presets"""
+    from millionway.presets import measured
+
+    if args:
+        raise ValueError(f"presets takes no argument, not {args[0]}")
+    table = Table("preset", "what", "command", "measured", show_lines=True)
+    for name, function in PRESETS.items():
+        command = f"millionway pretrain --preset {name}" + ("" if name == "digits" else " --data DIR")
+        table.add_row(name, (function.__doc__ or "").strip(), command, measured(name))
+    out.print(table)
+
+
+def _messages() -> Any:
+    from millionway.train.console import messages
+
+    return messages()
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "pretrain": pretrain,
+    "evaluate": evaluate,
+    "embed": embed,
+    "export": export,
+    "index": index,
+    "report": report,
+    "presets": presets,
+    "demo": demo,
+}

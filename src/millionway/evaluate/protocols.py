@@ -1,0 +1,107 @@
+"""Score the encoder of a run: features once, then one protocol; the numbers go into the run folder.
+
+A protocol is a function of (bank, bank labels, queries, query labels) that yields (name, value). New ones are added to
+PROTOCOLS and stand in a file of their own.
+"""
+
+import difflib
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from millionway.data.dataset import open_dataset
+from millionway.data.sources import has_test_split
+from millionway.evaluate import knn as knn_protocol
+from millionway.evaluate import linear as linear_protocol
+from millionway.evaluate.features import Labelled, extract, labelled_split
+from millionway.evaluate.results import write_result
+from millionway.model.encoder_file import load_encoder
+
+
+def _knn(bank: Tensor, bank_labels: Tensor, queries: Tensor, query_labels: Tensor, seed: int) -> Iterator:
+    return knn_protocol.knn(bank, bank_labels, queries, query_labels)
+
+
+PROTOCOLS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, int], Iterator[tuple[str, float]]]] = {
+    "knn": _knn,
+    "linear": linear_protocol.linear,
+}
+
+
+def evaluate(
+    protocol: str,
+    run: Path,
+    data: str,
+    test_data: str | None = None,
+    *,
+    data_root: Path | None = None,
+    seed: int = 0,
+    num_threads: int = 2,
+    device: torch.device,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+) -> dict[str, Any]:
+    """The numbers of a protocol. Queries: test_data, the data's own test split, or a held-out fifth of each class."""
+    if protocol not in PROTOCOLS:
+        near = difflib.get_close_matches(protocol, PROTOCOLS, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(PROTOCOLS)}."
+        raise ValueError(f"evaluate {protocol}: no such protocol. {hint}")
+    started = time.monotonic()
+    encoder = load_encoder(run).to(device)
+    options: dict[str, Any] = {"num_threads": num_threads, "progress": progress}
+    train = open_dataset(data, data_root, **options)
+    test = None
+    if test_data is not None:
+        test = open_dataset(test_data, data_root, test=has_test_split(test_data), **options)
+    elif has_test_split(data):
+        test = open_dataset(data, data_root, test=True, **options)
+    split = labelled_split(train, test, seed)
+    if split is None:
+        raise ValueError(
+            f"evaluate {protocol}: {data} has no labels. They are the names of the folders directly below it "
+            "(at least two), a `label` column of a .csv list, or those of a named set."
+        )
+
+    def features(part: Labelled) -> Tensor:
+        return extract(encoder, part.dataset, part.instance_ids, encoder.spec.image_size, device, progress)
+
+    bank, queries = features(split.bank), features(split.queries)
+    numbers = dict(PROTOCOLS[protocol](bank, split.bank.labels, queries, split.queries.labels, seed))
+    settings = {
+        "data": data,
+        "test_data": test_data,
+        "num_bank": len(bank),
+        "num_queries": len(queries),
+        "num_labels": len(split.label_names),
+        "chance": split.chance,
+        "image_size": encoder.spec.image_size,
+        "encoder_hash": file_hash(run / "encoder.safetensors" if run.is_dir() else run),
+        "data_fingerprint": train.manifest.fingerprint,
+        **_settings_of(protocol, len(bank)),
+    }
+    if run.is_dir():
+        write_result(run, protocol, numbers, settings, seed, time.monotonic() - started)
+    return {**numbers, "chance": split.chance}
+
+
+def _settings_of(protocol: str, num_bank: int) -> dict[str, Any]:
+    if protocol == "knn":
+        k = [min(k, num_bank) for k in knn_protocol.NEIGHBORS]
+        return {"k": k, "temperature": knn_protocol.TEMPERATURE}
+    batch_size = linear_protocol.batch_size_for(num_bank)
+    lr = linear_protocol.LR * batch_size / linear_protocol.BATCH_SIZE
+    return {
+        "epochs": linear_protocol.EPOCHS,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": linear_protocol.MOMENTUM,
+    }
+
+
+def file_hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]

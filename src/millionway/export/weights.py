@@ -1,0 +1,62 @@
+"""The encoder's weights as a file for torchvision, timm or plain PyTorch."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from millionway.model.encoder import EncoderSpec
+from millionway.model.encoder_file import read_encoder_file
+
+SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt"}
+
+
+def export(run: Path, out: Path, format: str = "safetensors") -> Path:
+    """Write the backbone's state dict under the names of its own library; the last layer is not in it.
+
+    torch: a file for torch.load(weights_only=True); what rebuilds the encoder is written beside it as .json.
+    """
+    if format not in SUFFIXES:
+        raise ValueError(f"--format {format}: there are {' and '.join(SUFFIXES)}")
+    path = run / "encoder.safetensors" if run.is_dir() else run
+    spec, state = read_encoder_file(path)
+    if out.exists():
+        raise ValueError(f"--out {out} exists already; choose another name")
+    if not out.resolve().parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.resolve().parent}")
+    aside = out.with_name(out.name + ".tmp")
+    if format == "safetensors":
+        shutil.copyfile(path, aside)
+    else:
+        torch.save(state, aside)
+        out.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(spec), indent=2) + "\n")
+    os.replace(aside, out)
+    return out
+
+
+def how_to_load(spec: EncoderSpec, out: Path, format: str) -> str:
+    """Python lines that load the exported file without millionway, where its architecture is another library's."""
+    read = f"safetensors.torch.load_file({str(out)!r})" if format == "safetensors" else f"torch.load({str(out)!r})"
+    library, _, name = spec.name.partition("/")
+    if spec.name == "narrow-resnet":
+        path = str(out if format == "safetensors" else "RUN/encoder.safetensors")
+        return f"encoder = millionway.load_encoder({path!r})  # the narrow ResNet is millionway's own"
+    if library == "timm":
+        lines = [f"model = timm.create_model({name!r}, num_classes=0)"]
+    else:
+        lines = [f"model = torchvision.models.{name}()", "model.fc = torch.nn.Identity()"]
+        if not name.startswith(("resnet", "resnext", "wide_resnet")):
+            lines[1] = "# put torch.nn.Identity() in the place of its last Linear layer"
+    if spec.stem == "small":
+        lines += [
+            "model.conv1 = torch.nn.Conv2d(3, model.conv1.out_channels, 3, padding=1, bias=False)",
+            "model.maxpool = torch.nn.Identity()",
+        ]
+    lines += [
+        f"model.load_state_dict({read}, strict=True)",
+        f"# input: {spec.image_size} px, (x - {spec.mean}) / {spec.std}",
+    ]
+    return "\n".join(lines)

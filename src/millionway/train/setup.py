@@ -1,0 +1,161 @@
+"""What happens before the first step: the run folder, the images, the networks, and what may change on resume."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from millionway import config as settings
+from millionway.config import Pretrain
+from millionway.data.dataset import Dataset, open_dataset
+from millionway.model.classifier import InstanceClassifier
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem
+from millionway.model.encoder_file import load_encoder
+from millionway.model.head import build_head
+from millionway.parallel.group import Group
+from millionway.train import checkpoint
+from millionway.train.console import track
+from millionway.train.environment import describe_environment, num_cores
+from millionway.train.step import Network
+
+log = logging.getLogger("millionway")
+
+
+@contextmanager
+def new_run_folder(run: Path) -> Iterator[None]:
+    """Make the folder; if the run never begins, leave nothing behind, so that the same command can be given again."""
+    created = not run.exists()
+    try:
+        if not created and (not run.is_dir() or any(run.iterdir())):
+            raise ValueError(f"--out {run} exists already. Go on with it by --resume, or choose another folder.")
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "train.log").touch()
+    except OSError as error:
+        raise ValueError(f"--out {run} cannot be written: {error.strerror}") from None
+    try:
+        yield
+    except BaseException:
+        if not (run / "config.json").exists():
+            for path in run.iterdir():
+                path.unlink()
+            if created:
+                shutil.rmtree(run, ignore_errors=True)
+        raise
+
+
+def resume_config(out: Path) -> Pretrain:
+    """The settings of the run in a folder, marked to go on."""
+    path = Path(out) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"--resume: there is no run in {out} (no config.json). Start one without --resume.")
+    try:
+        stored = settings.from_json(path.read_text())
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--resume: {path} cannot be read: {error}") from None
+    return settings.with_settings(stored, resume=True, out=Path(out))
+
+
+def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
+    """A run goes on as it began: refuse changes of what is computed."""
+    then, now = settings.flat(stored), settings.flat(wanted)
+    changed = [name for name in then if then[name] != now[name] and name not in settings.FREE_ON_RESUME]
+    if changed:
+        what = ", ".join(f"{settings.flag(name)} was {then[name]}, now {now[name]}" for name in changed)
+        raise ValueError(f"--resume goes on with the run's own settings: {what}. Leave them out, or start a new run.")
+
+
+def open_images(config: Pretrain, manifest: Path | None) -> Dataset:
+    images = config.images
+    return open_dataset(
+        config.data,
+        images.data_root,
+        manifest,
+        num_threads=torch.get_num_threads(),
+        max_unreadable=images.max_unreadable,
+        progress=track,
+    )
+
+
+def build(config: Pretrain, dataset: Dataset, device: torch.device) -> tuple[checkpoint.State, EncoderSpec]:
+    """Encoder, head, classifier and optimizer, as they are before the first step."""
+    model, images, seed = config.model, config.images, config.training.seed
+    assert model.encoder and images.image_size and model.stem != "auto" and config.training.lr is not None
+    spec = EncoderSpec(model.encoder, model.stem, images.image_size, images.mean, images.std)
+    encoder = build_encoder(spec, seed)
+    if config.init_from is not None and not config.resume:
+        _take_weights(encoder, config.init_from)
+    head = build_head(model.head, encoder.feature_dim, model.dim, seed)
+    network = Network(encoder, head).to(device)
+    classifier = InstanceClassifier(
+        len(dataset.manifest),
+        encoder.feature_dim if model.head == "none" else model.dim,
+        config.classifier.temperature,
+        Group.current(),
+        device=device,
+        seed=seed,
+        classes_per_step=config.classifier.classes_per_step,
+    )
+    classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable))
+    optimizer = torch.optim.SGD(
+        network.parameters(),
+        config.training.lr,
+        config.training.momentum,
+        weight_decay=config.training.weight_decay,
+    )
+    hardest = None
+    if config.classifier.hardest:
+        shape = (len(classifier.weight), config.classifier.hardest)
+        hardest = torch.zeros(shape, dtype=torch.int32, device=device)
+    return checkpoint.State(network, optimizer, classifier, hardest, step=0), spec
+
+
+def _take_weights(encoder: Encoder, path: Path) -> None:
+    other = load_encoder(path)
+    if (other.spec.name, other.spec.stem) != (encoder.spec.name, encoder.spec.stem):
+        raise ValueError(
+            f"--init-from {path} is {other.spec.name} with the {other.spec.stem} stem, this run trains "
+            f"{encoder.spec.name} with the {encoder.spec.stem} stem; set --encoder and --stem alike"
+        )
+    encoder.load_state_dict(other.state_dict())
+
+
+def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
+    num = len(dataset.instance_ids)
+    log.info("%s: %d images, so a %d-way classifier", resolved.data, num, num)
+    was, now = settings.flat(asked), settings.flat(resolved)
+    chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
+    if asked.model.stem == "auto":
+        chosen["stem"] = resolved.model.stem
+    if chosen:
+        log.info(
+            "chosen for this data and device: %s",
+            ", ".join(f"{settings.flag(k)} {v}" for k, v in chosen.items()),
+        )
+    if device.type == "cpu" and asked.model.encoder is None:
+        log.info("no GPU, so the encoder is the narrow ResNet; --encoder resnet50 takes the paper's")
+    if resolved.classifier.smoothing and not resolved.classifier.hardest:
+        log.info("too few images for hardest classes: labels are not smoothed")
+
+
+def write_run_files(run: Path, asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
+    """config.json comes last and whole: where it stands, the run has begun."""
+    dataset.manifest.save(run / "manifest.arrow")
+    (run / "environment.json").write_text(describe_environment(device))
+    aside = run / "config.json.tmp"
+    aside.write_text(settings.to_json(resolved))
+    os.replace(aside, run / "config.json")
+    _say_what_runs(asked, resolved, dataset, device)
+
+
+def resolve(config: Pretrain, dataset: Dataset, device: torch.device) -> Pretrain:
+    """Every setting has a value."""
+    resolved = settings.resolve(
+        config, len(dataset.instance_ids), dataset.small_side(), device.type != "cpu", num_cores()
+    )
+    assert resolved.model.encoder and resolved.images.image_size
+    stem = choose_stem(resolved.model.encoder, resolved.model.stem, resolved.images.image_size)
+    return settings.with_settings(resolved, stem=stem)

@@ -1,0 +1,132 @@
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from millionway.data.sources import FileSource, has_test_split, open_source
+
+
+def picture(path, value: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (6, 5), (value, 10, 20)).save(path)
+
+
+def test_folder_is_searched_at_any_depth(tmp_path) -> None:
+    for name in ("b.png", "a/z.JPG", "a/deep/er/x.jpeg", "ü ñ/with space.png", "new\nline.png"):
+        picture(tmp_path / name)
+    picture(tmp_path / ".hidden.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    source = open_source(str(tmp_path))
+    assert list(source.keys) == sorted(["b.png", "a/z.JPG", "a/deep/er/x.jpeg", "ü ñ/with space.png", "new\nline.png"])
+    assert all(len(source.read(index)) == source.num_bytes(index) for index in range(len(source)))
+
+
+def test_names_that_are_not_unicode(tmp_path) -> None:
+    picture(tmp_path / "plain.png")
+    os.rename(tmp_path / "plain.png", os.path.join(os.fsencode(tmp_path), b"caf\xe9.png"))
+    source = open_source(str(tmp_path))
+    assert list(source.keys) == ["caf\\xe9.png"]
+    assert source.read(0)[:4] == b"\x89PNG"
+
+
+def test_link_loops_end(tmp_path) -> None:
+    picture(tmp_path / "a" / "x.png")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    assert len(open_source(str(tmp_path))) == 1
+
+
+def test_labels_are_the_first_folders(tmp_path) -> None:
+    for name in ("cat/1.png", "cat/more/2.png", "dog/3.png", "4.png"):
+        picture(tmp_path / name)
+    source = open_source(str(tmp_path))
+    assert source.labels is not None and source.labels.names == ["cat", "dog"]
+    named = dict(zip(source.keys, source.labels.ids.tolist()))
+    assert named == {"4.png": -1, "cat/1.png": 0, "cat/more/2.png": 0, "dog/3.png": 1}
+
+
+def test_train_and_test_folders_are_a_split(tmp_path) -> None:
+    for name in ("train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png"):
+        picture(tmp_path / name)
+    labels = open_source(str(tmp_path)).labels
+    assert labels is not None and labels.names == ["cat", "dog"] and labels.is_test is not None
+    assert labels.is_test.tolist() == [False, False, True, True]
+
+
+def test_one_folder_is_no_label(tmp_path) -> None:
+    picture(tmp_path / "all" / "1.png")
+    picture(tmp_path / "all" / "2.png")
+    assert open_source(str(tmp_path)).labels is None
+
+
+def test_lists(tmp_path) -> None:
+    for name in ("x.png", "sub/y.png"):
+        picture(tmp_path / name)
+    (tmp_path / "list.txt").write_text("sub/y.png\nx.png\n\n")
+    source = open_source(str(tmp_path / "list.txt"))
+    assert list(source.keys) == ["sub/y.png", "x.png"] and source.read(1)[:4] == b"\x89PNG"
+    (tmp_path / "list.csv").write_text("label,path\ncat,x.png\ndog,sub/y.png\n")
+    source = open_source(str(tmp_path / "list.csv"))
+    assert source.labels is not None and source.labels.ids.tolist() == [0, 1]
+    assert isinstance(source, FileSource)
+
+
+def test_bad_data_is_named(tmp_path) -> None:
+    with pytest.raises(ValueError, match="no such folder"):
+        open_source(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="Did you mean the set 'cifar10'"):
+        open_source("cifar-10")
+    with pytest.raises(ValueError, match="empty"):
+        open_source(str(tmp_path))
+    (tmp_path / "a.txt").write_text("x.png\nx.png\n")
+    with pytest.raises(ValueError, match="listed twice"):
+        open_source(str(tmp_path / "a.txt"))
+    with pytest.raises(ValueError, match="1 other files"):
+        open_source(str(tmp_path))
+    (tmp_path / "a.csv").write_text("file\nx.png\n")
+    with pytest.raises(ValueError, match="column `path`"):
+        open_source(str(tmp_path / "a.csv"))
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not a text file"):
+        open_source(str(tmp_path / "b.txt"))
+    (tmp_path / "c.txt").write_text("\n")
+    with pytest.raises(ValueError, match="names no image"):
+        open_source(str(tmp_path / "c.txt"))
+
+
+def test_digits() -> None:
+    source = open_source("digits")
+    assert len(source) == 1797 and source.keys[3] == "digits/000003"
+    image = source.read(0)
+    assert isinstance(image, np.ndarray) and image.shape == (8, 8) and image.max() == 239
+    assert not has_test_split("digits") and has_test_split("cifar10")
+
+
+def test_named_set_that_cannot_be_had(tmp_path, monkeypatch) -> None:
+    import torchvision.datasets
+
+    def refuse(self) -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", refuse)
+    with pytest.raises(ValueError, match="--data-root"):
+        open_source("cifar10", tmp_path)
+
+
+def test_torchvision_set_from_its_own_files(tmp_path) -> None:
+    """FashionMNIST in torchvision's layout, in its real file format, written small."""
+    import gzip
+    import struct
+
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    images = np.random.default_rng(0).integers(0, 255, (7, 28, 28), dtype=np.uint8)
+    for prefix in ("train", "t10k"):
+        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, 7, 28, 28) + images.tobytes())
+        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 7) + bytes(range(7)))
+    source = open_source("mnist", tmp_path)
+    assert len(source) == 7 and (source.read(2) == images[2]).all()
+    from millionway.data.sources import _read_idx
+
+    (tmp_path / "x.gz").write_bytes(gzip.compress(struct.pack(">IIII", 2051, 7, 28, 28) + images.tobytes()))
+    assert (_read_idx(tmp_path / "x.gz") == images).all()

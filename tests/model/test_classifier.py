@@ -1,0 +1,202 @@
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millionway.model.classifier import InstanceClassifier, NotFiniteError
+
+
+def make(num: int, dim: int, tau: float = 0.15, dtype: torch.dtype = torch.float64, seed: int = 0, **options):
+    """A classifier with row lengths from 0.1 to 10."""
+    classifier = InstanceClassifier(num, dim, tau, storage=dtype, **options)
+    g = torch.Generator().manual_seed(seed)
+    rows = torch.randn(num, dim, generator=g, dtype=torch.float64)
+    lengths = 10 ** (2 * torch.rand(num, 1, generator=g, dtype=torch.float64) - 1)
+    classifier.set_rows(torch.arange(num), (rows / rows.norm(dim=1, keepdim=True) * lengths).to(dtype))
+    return classifier
+
+
+@given(
+    num=st.integers(1, 40),
+    dim=st.integers(2, 9),
+    batch=st.integers(1, 12),
+    tau=st.sampled_from([1.0, 0.15, 0.05, 0.01]),
+    alpha=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 1000),
+)
+def test_equals_dense_reference(num: int, dim: int, batch: int, tau: float, alpha: float, seed: int) -> None:
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5 if tau >= 0.05 else 1e-4)):
+        classifier = make(num, dim, tau, dtype, seed)
+        dense = reference.DenseClassifier(classifier.weight.double(), tau)
+        hardest = classifier.hardest(min(3, num - 1)) if num > 1 else None
+        g = torch.Generator().manual_seed(seed + 1)
+        for step in range(3):
+            ids = torch.randint(num, (batch,), generator=g)
+            # An embedding near its row, so that the loss is not only noise; ids may repeat, as two views do.
+            x = classifier.weight[ids].double() + torch.randn(batch, dim, generator=g, dtype=torch.float64)
+            x = x.to(dtype).double()
+            leaf = x.clone().to(dtype).requires_grad_()
+            loss = classifier(leaf, ids, hardest, alpha)
+            (3.0 * loss).backward()
+            classifier.update(0.1 / (step + 1))
+            expected, gradient = dense.step(x, ids, 0.1 / (step + 1), hardest, alpha)
+            assert leaf.grad is not None
+            # p - q may cancel: then the error is measured against the terms, which are of the order of 1 / (tau |x|).
+            assert abs(float(loss.detach()) - float(expected)) <= tolerance * max(1.0, abs(float(expected)))
+            scale = max(float(gradient.norm()), float(1 / (tau * x.norm(dim=1).min())) / batch)
+            assert float((leaf.grad.double() / 3.0 - gradient).norm()) < tolerance * scale
+        assert reference.relative_error(classifier.weight, dense.rows.detach()) < tolerance
+
+
+def test_equals_dense_reference_for_twenty_steps() -> None:
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        classifier = make(500, 32, 0.15, dtype)
+        dense = reference.DenseClassifier(classifier.weight.double(), 0.15)
+        hardest = classifier.hardest(5)
+        g = torch.Generator().manual_seed(3)
+        for _ in range(20):
+            ids = torch.randint(500, (32,), generator=g).repeat(2)
+            x = torch.randn(64, 32, generator=g, dtype=torch.float64)
+            leaf = x.clone().to(dtype).requires_grad_()
+            loss = classifier(leaf, ids, hardest, 0.2)
+            loss.backward()
+            classifier.update(0.5)
+            expected, gradient = dense.step(x, ids, 0.5, hardest, 0.2)
+            assert abs(float(loss.detach()) / float(expected) - 1) < tolerance
+            assert leaf.grad is not None and reference.relative_error(leaf.grad, gradient) < tolerance
+        assert reference.relative_error(classifier.weight, dense.rows.detach()) < tolerance
+        assert reference.relative_error(classifier.momentum, dense.momentum) < tolerance
+
+
+def test_zero_vectors_have_cosine_zero_and_no_gradient() -> None:
+    classifier = make(6, 4)
+    classifier.weight[2] = 0
+    x = torch.randn(3, 4, dtype=torch.float64)
+    x[0] = 0
+    leaf = x.clone().requires_grad_()
+    loss = classifier(leaf, torch.tensor([0, 2, 5]))
+    loss.backward()
+    rows = classifier.weight.clone().requires_grad_()
+    assert torch.allclose(loss.detach(), reference.loss(rows, x, torch.tensor([0, 2, 5]), 0.15).detach())
+    assert leaf.grad is not None and leaf.grad[0].abs().max() == 0 and torch.isfinite(leaf.grad).all()
+    classifier.update(0.1)
+    assert torch.isfinite(classifier.weight).all() and classifier.weight[2].abs().max() == 0
+
+
+def test_update_before_or_after_backward_is_the_same() -> None:
+    first, second = make(20, 8), make(20, 8)
+    x, ids = torch.randn(5, 8, dtype=torch.float64), torch.arange(5)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    loss = first(a, ids)
+    loss.backward()
+    first.update(0.1)
+    loss = second(b, ids)
+    second.update(0.1)
+    loss.backward()
+    assert torch.equal(first.weight, second.weight)
+    assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
+
+
+def test_misuse_is_refused() -> None:
+    classifier = make(20, 8)
+    x, ids = torch.randn(5, 8, dtype=torch.float64).requires_grad_(), torch.arange(5)
+    with pytest.raises(RuntimeError, match="forward pass"):
+        classifier.update(0.1)
+    with torch.no_grad():
+        classifier(x, ids)
+    with pytest.raises(RuntimeError, match="forward pass"):
+        classifier.update(0.1)
+    classifier(x, ids)
+    with pytest.raises(RuntimeError, match="update"):
+        classifier(x, ids)
+
+
+@pytest.mark.parametrize(
+    ("x", "ids", "message"),
+    [
+        (torch.randn(2, 8), torch.tensor([0, 20]), "20 instances"),
+        (torch.randn(2, 8), torch.tensor([-1, 0]), "from -1"),
+        (torch.randn(2, 8), torch.tensor([0, 1], dtype=torch.int32), "int64"),
+        (torch.randn(2, 8), torch.tensor([0]), "2 int64 instance ids"),
+        (torch.randn(2, 7), torch.tensor([0, 1]), r"\[batch, 8\]"),
+    ],
+)
+def test_bad_batch_is_named(x: torch.Tensor, ids: torch.Tensor, message: str) -> None:
+    classifier = InstanceClassifier(20, 8)
+    before = classifier.weight.clone()
+    with pytest.raises(ValueError, match=message):
+        classifier._checked(x, ids)
+    assert torch.equal(before, classifier.weight)
+
+
+def test_nan_is_named() -> None:
+    x = torch.randn(2, 8)
+    x[1, 3] = torch.nan
+    with pytest.raises(NotFiniteError, match="not finite"):
+        InstanceClassifier(20, 8)(x, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": -1.0}, {"num_instances": 0}, {"dim": 0}])
+def test_bad_construction_is_refused(options: dict) -> None:
+    with pytest.raises(ValueError, match="not"):
+        InstanceClassifier(**{"num_instances": 5, "dim": 3, **options})
+    with pytest.raises(ValueError, match="storage"):
+        InstanceClassifier(5, 3, storage=torch.bfloat16)
+
+
+def test_dead_rows_take_no_part() -> None:
+    classifier, smaller = make(10, 6), make(10, 6)
+    keep = torch.tensor([0, 1, 2, 4, 5, 7, 8, 9])
+    classifier.alive[[3, 6]] = False
+    part = InstanceClassifier(8, 6, storage=torch.float64)
+    part.set_rows(torch.arange(8), smaller.weight[keep])
+    x = torch.randn(4, 6, dtype=torch.float64)
+    ids = torch.tensor([0, 4, 9, 9])
+    part_ids = torch.tensor([0, 3, 7, 7])
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    assert torch.allclose(classifier(a, ids), part(b, part_ids))
+    classifier.update(0.3)
+    part.update(0.3)
+    assert torch.allclose(classifier.weight[keep], part.weight)
+    assert torch.equal(classifier.weight[[3, 6]], smaller.weight[[3, 6]])
+    assert torch.equal(classifier.ranks(x, ids), part.ranks(x, part_ids))
+    table = classifier.hardest(3)
+    assert not {3, 6} & set(table[keep].flatten().tolist())
+    with pytest.raises(ValueError, match="not alive"):
+        classifier.ranks(x[:1], torch.tensor([3]))
+    with pytest.raises(ValueError, match="from 1 to 7"):
+        classifier.hardest(8)
+
+
+def test_ranks_count_the_better_classes() -> None:
+    classifier = make(50, 8)
+    x, ids = torch.randn(30, 8, dtype=torch.float64), torch.randint(50, (30,))
+    cosines = reference.unit(x) @ reference.unit(classifier.weight).T
+    expected = [sum(float(c) > float(row[i]) for c in row) for row, i in zip(cosines, ids)]
+    assert classifier.ranks(x, ids).tolist() == expected
+
+
+def test_sampled_classes_leave_the_others_alone() -> None:
+    classifier = make(100, 8, classes_per_step=10)
+    before = classifier.weight.clone()
+    ids = torch.tensor([3, 3, 77])
+    loss = classifier(torch.randn(3, 8, dtype=torch.float64).requires_grad_(), ids)
+    classifier.update(0.1)
+    moved = (classifier.weight != before).any(dim=1)
+    assert int(moved.sum()) == 12 and moved[3] and moved[77]  # two classes of the batch and ten others
+    again = make(100, 8, classes_per_step=10)
+    assert float(again(torch.randn(3, 8, dtype=torch.float64), ids)) != float(loss.detach())
+    assert torch.equal(again._sampled_classes(ids), moved.nonzero()[:, 0])  # pyright: ignore[reportArgumentType]
+    # With as many as there are, it is the full method.
+    full, everyone = make(20, 8), make(20, 8, classes_per_step=1000)
+    x = torch.randn(4, 8, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.allclose(full(x, torch.arange(4)), everyone(x, torch.arange(4)))
+
+
+def test_rows_start_from_the_seed_and_their_number_alone() -> None:
+    small, large = InstanceClassifier(10, 4, seed=5), InstanceClassifier(1000, 4, seed=5)
+    assert torch.equal(small.weight, large.weight[:10])
+    assert not torch.equal(small.weight, InstanceClassifier(10, 4, seed=6).weight)
+    assert abs(float(large.weight.std()) - 1) < 0.05 and abs(float(large.weight.mean())) < 0.05
