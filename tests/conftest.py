@@ -13,11 +13,11 @@ os.environ.setdefault("MPLBACKEND", "agg")
 settings.register_profile("ours", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("ours")
 
-with install_import_hook(["millionway.model", "millionway.data.views", "millionway.evaluate"], "beartype.beartype"):
+with install_import_hook(["millionway.model", "millionway.data.views", "millionway.evaluation"], "beartype.beartype"):
     import millionway.data.views
-    import millionway.evaluate.health
-    import millionway.evaluate.linear
-    import millionway.evaluate.protocols
+    import millionway.evaluation.health
+    import millionway.evaluation.linear
+    import millionway.evaluation.protocols
     import millionway.model.classifier
     import millionway.model.prior  # noqa: F401
 

@@ -83,7 +83,7 @@ def evaluate(
 
     data: by default what the run was trained on. test_data: by default the data's test split, or a held-out fifth.
     """
-    from millionway.evaluate import protocols
+    from millionway.evaluation import protocols
     from millionway.train.console import track
     from millionway.train.setup import resume_config
 
@@ -113,7 +113,7 @@ def embed(
     threads: int | None = None,
 ) -> Path:
     """Features of all images as .parquet or .npy."""
-    from millionway.evaluate.embed import embed as run_embed
+    from millionway.evaluation.embed import embed as run_embed
     from millionway.train.console import track
 
     return run_embed(
@@ -129,7 +129,7 @@ def embed(
 
 def export(run: str | Path, out: str | Path, *, format: str = "safetensors") -> Path:
     """The encoder's weights under the names of torchvision or timm: safetensors, or torch for torch.load."""
-    from millionway.export.weights import export as run_export
+    from millionway.exporting.weights import export as run_export
 
     return run_export(Path(run), Path(out), format)
 
@@ -151,7 +151,7 @@ def index(data: str | Path, out: str | Path, *, data_root: Path | None = None, t
 
 def report(run: str | Path) -> Path:
     """Draw the run's page, RUN/report.html, from its files."""
-    from millionway.report.page import write_report
+    from millionway.reporting.page import write_report
 
     return write_report(Path(run))
 

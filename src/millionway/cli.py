@@ -91,7 +91,9 @@ def pretrain(args: list[str]) -> None:
         raise ValueError("--resume needs --out, the run folder to go on with")
     preset = None if resume_from else _value_of("--preset", args)
     first = millionway.first_settings(preset, Path(resume_from) if resume_from else None)
-    default = first if first.data else config.with_settings(first, data=tyro.MISSING, out=tyro.MISSING)
+    default = config.with_settings(first, resume=False)  # so that --resume is a flag, and not --no-resume
+    if not first.data:
+        default = config.with_settings(default, data=tyro.MISSING, out=tyro.MISSING)
     chosen = _parse(config.Pretrain, args, "pretrain", default)
     folder = millionway.run_pretrain(chosen, first)
     out.print(f"run     {folder}\nreport  {folder / 'report.html'}")
@@ -190,7 +192,7 @@ class Export:
 
 def export(args: list[str]) -> None:
     """write the encoder's weights for torchvision, timm or plain PyTorch"""
-    from millionway.export.weights import how_to_load
+    from millionway.exporting.weights import how_to_load
     from millionway.model.encoder_file import read_encoder_file
 
     chosen = _parse(Export, args, "export")

@@ -127,7 +127,8 @@ def _examine(source: Source, index: int) -> tuple[int, int, int, str, str]:
     content_hash, num_bytes = "", source.num_bytes(index)
     try:
         data = source.read(index)
-        content_hash = hashlib.blake2b(memoryview(data), digest_size=16).hexdigest()
+        content = data if isinstance(data, bytes) else data.tobytes()
+        content_hash = hashlib.blake2b(content, digest_size=16).hexdigest()
         image = decode(data)
         return num_bytes, image.width, image.height, content_hash, ""
     except UnreadableImage as error:

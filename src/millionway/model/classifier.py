@@ -146,19 +146,15 @@ class InstanceClassifier(nn.Module):
 
     @torch.no_grad()
     def update(self, lr: float, momentum: float = 0.9, weight_decay: float = 1e-4) -> None:
-        """One step of SGD on the rows, from the stored forward pass. Dead rows and rows not sampled stay as they are."""
+        """One step of SGD on the rows, from the stored forward pass. Rows dead or not sampled stay as they are."""
         if self._pass is None:
             raise RuntimeError("update() needs a forward pass in grad mode before it")
-        classes, unit_x, logit_gradient = (
-            self._pass.classes,
-            self._pass.unit_embeddings,
-            self._pass.logit_gradient,
-        )
-        moving = self.alive.nonzero()[:, 0]
-        if classes is None:
+        unit_x, logit_gradient = self._pass.unit_embeddings, self._pass.logit_gradient
+        if self._pass.classes is None:
+            moving = self.alive.nonzero()[:, 0]
             logit_gradient = logit_gradient[:, moving]
         else:
-            moving = classes
+            moving = self._pass.classes
         rows = self.weight[moving]
         unit_rows, inverse_norm = unit(rows)
         gradient = logit_gradient.T @ unit_x  # with respect to the unit row

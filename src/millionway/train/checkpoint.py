@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -31,8 +30,10 @@ from millionway.train.step import Network
 log = logging.getLogger("millionway")
 
 
-class DiskFull(OSError):
-    """A checkpoint could not be written for lack of space."""
+def is_full_disk(error: BaseException) -> bool:
+    """Whether a write failed for lack of space, whichever library says so."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return (isinstance(error, OSError) and error.errno in full) or "No space left" in str(error)
 
 
 @dataclass
@@ -48,9 +49,11 @@ class State:
 
 
 def save(checkpoints: Path, state: State, fingerprint: str, keep: int) -> Path:
-    """Write the checkpoint of this step and remove all but the newest `keep`."""
+    """Write the checkpoint of this step and remove all but the newest `keep`. If it fails, the others are untouched."""
     final = checkpoints / f"step_{state.step:08d}"
     aside = checkpoints / f".{final.name}.tmp"
+    if final.exists() and not find_damage(final):
+        return final
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -61,20 +64,14 @@ def save(checkpoints: Path, state: State, fingerprint: str, keep: int) -> Path:
         _write_synced(aside / "state.json", json.dumps(counters, indent=2))
         for folder in (aside / "classifier", aside):
             _sync_folder(folder)
-        shutil.rmtree(final, ignore_errors=True)  # only ever a damaged one of the same step
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
         os.rename(aside, final)
         _sync_folder(checkpoints)
         _write_synced(checkpoints / ".last.tmp", final.name + "\n")
         os.replace(checkpoints / ".last.tmp", checkpoints / "last")
         _sync_folder(checkpoints)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        if getattr(error, "errno", None) in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-        ) or "No space left" in str(error):
-            raise DiskFull(errno.ENOSPC, f"no space left while saving {final}") from None
         raise
     for old in complete(checkpoints)[keep:]:
         shutil.rmtree(old, ignore_errors=True)

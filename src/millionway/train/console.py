@@ -24,6 +24,13 @@ console = Console(stderr=True)
 log = logging.getLogger("millionway")
 
 
+class _QuietFileHandler(logging.FileHandler):
+    """A log that cannot be written (the disk is full) must not hide what the run itself says about it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextmanager
 def messages(log_file: Path | None = None) -> Iterator[None]:
     """Messages go to the terminal, and with their time to a file."""
@@ -32,7 +39,7 @@ def messages(log_file: Path | None = None) -> Iterator[None]:
         to_terminal = RichHandler(console=console, show_path=False, show_level=False, show_time=False)
     handlers: list[logging.Handler] = [to_terminal]
     if log_file is not None:
-        to_file = logging.FileHandler(log_file, encoding="utf-8")
+        to_file = _QuietFileHandler(log_file, encoding="utf-8")
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         handlers.append(to_file)
     level = log.level

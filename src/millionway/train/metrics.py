@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ class Metrics:
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        self.file.close()
-        self.events.close()
+        """Everything was flushed line by line, so a full disk is not told a second time here."""
+        for file in (self.file, self.events):
+            with suppress(OSError):
+                file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from millionway import config as settings
@@ -18,11 +19,11 @@ from millionway.data.dataset import Dataset, open_dataset
 from millionway.data.loader import TooManyUnreadable, plain_batches, view_batches
 from millionway.data.sampler import Sampler
 from millionway.data.sources import has_test_split
-from millionway.evaluate.features import Split, extract, labelled_split
-from millionway.evaluate.health import health
-from millionway.evaluate.knn import knn
-from millionway.evaluate.neighbors import neighbors
-from millionway.evaluate.results import write_result
+from millionway.evaluation.features import Split, extract, labelled_split
+from millionway.evaluation.health import health
+from millionway.evaluation.knn import knn
+from millionway.evaluation.neighbors import neighbors
+from millionway.evaluation.results import write_result
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.encoder_file import save_encoder
@@ -99,10 +100,14 @@ class _Run:
                     self._evaluate(untrained)
                     self._save()
                 self._train()
+                self._write_neighbors()
+            except (OSError, RuntimeError, SafetensorError) as error:
+                if checkpoint.is_full_disk(error):
+                    raise RunStopped(self._no_space()) from None
+                raise
             finally:
                 self.metrics.close()
-        self._write_neighbors()
-        self.dataset.store.close()
+                self.dataset.store.close()
         log.info("done: %s", self.run / "encoder.safetensors")
         return self.run
 
@@ -221,6 +226,11 @@ class _Run:
             f"The last good checkpoint is {good}. The learning rate was {self.lr:.3g}: start again with a lower --lr."
         )
 
+    def _no_space(self) -> str:
+        left = checkpoint.complete(self.checkpoints)
+        newest = f"The newest complete checkpoint is {left[0]}" if left else "There is no checkpoint yet"
+        return f"no space left in {self.run}. {newest}. Make space, then: {self._resume_command()}"
+
     def _log_step(self, result: StepResult, instance_ids: Tensor) -> tuple[float, float, float]:
         """(loss, top-1 of the batch, images per second), also written to the metrics."""
         loss = float(result.loss)
@@ -299,13 +309,8 @@ class _Run:
     def _save(self) -> None:
         if not all(bool(torch.isfinite(tensor).all()) for tensor in self.state.network.state_dict().values()):
             raise RunStopped(self._diverged())
-        try:
-            self.metrics.sync()
-            checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
-        except checkpoint.DiskFull as error:
-            left = checkpoint.complete(self.checkpoints)
-            newest = f"The newest complete checkpoint is {left[0]}" if left else "There is no checkpoint yet"
-            raise RunStopped(f"{error.strerror}. {newest}. Make space, then: {self._resume_command()}") from None
+        self.metrics.sync()
+        checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
 
     def _resume_command(self) -> str:
         return f"millionway pretrain --resume --out {self.run}"

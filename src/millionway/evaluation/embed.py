@@ -10,7 +10,7 @@ import pyarrow.parquet
 import torch
 
 from millionway.data.dataset import open_dataset
-from millionway.evaluate.features import extract
+from millionway.evaluation.features import extract
 from millionway.model.encoder_file import load_encoder
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from millionway.data.dataset import open_dataset
 from millionway.data.sources import has_test_split
-from millionway.evaluate import knn as knn_protocol
-from millionway.evaluate import linear as linear_protocol
-from millionway.evaluate.features import Labelled, extract, labelled_split
-from millionway.evaluate.results import write_result
+from millionway.evaluation import knn as knn_protocol
+from millionway.evaluation import linear as linear_protocol
+from millionway.evaluation.features import Labelled, extract, labelled_split
+from millionway.evaluation.results import write_result
 from millionway.model.encoder_file import load_encoder
 
 

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from millionway.report.charts import line_chart
+from millionway.reporting.charts import line_chart
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #f3f4f6; margin: 0; }

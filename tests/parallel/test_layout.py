@@ -1,0 +1,25 @@
+from itertools import pairwise
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millionway.parallel.layout import local_range
+from millionway.parallel.shards import load_shards, save_shards
+
+
+@given(num=st.integers(0, 50), size=st.integers(1, 9))
+def test_ranges_are_those_of_torch_chunk(num: int, size: int) -> None:
+    chunks = [len(chunk) for chunk in torch.arange(num).chunk(size)] if num else []
+    ranges = [local_range(num, rank, size) for rank in range(size)]
+    assert [stop - start for start, stop in ranges if stop > start] == [length for length in chunks if length]
+    assert ranges[0][0] == 0 and ranges[-1][1] == num
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
+
+
+def test_shards_come_back(tmp_path) -> None:
+    saved = {"rows": torch.randn(7, 3), "hardest": torch.randint(7, (7, 2), dtype=torch.int32)}
+    save_shards(saved, tmp_path / "classifier")
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    load_shards(loaded, tmp_path / "classifier")
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)

@@ -1,0 +1,261 @@
+"""The verbs, and what bad input gets: a clear message, an exit code, and nothing left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+import millionway
+from millionway.cli import VERBS, main
+from millionway.data.manifest import Manifest
+
+TINY = ["--epochs", "1", "--batch-size", "40", "--image-size", "16", "--eval-every", "1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, digit_folder):
+    """A finished run on 120 digits."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main(["pretrain", "--data", str(digit_folder), "--out", str(out), *TINY]) == 0
+    return out
+
+
+def refused(capsys, *args: str, code: int = 2) -> str:
+    """The message of a command that must fail."""
+    assert main([str(arg) for arg in args]) == code
+    return capsys.readouterr().err
+
+
+# --- what works -------------------------------------------------------------------------------------------------------
+
+
+def test_run_folder_holds_what_it_should(run) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert names == {
+        *("config.json", "environment.json", "manifest.arrow", "metrics.jsonl", "train.log", "tensorboard"),
+        *("checkpoints", "evaluation", "encoder.safetensors", "report.html"),
+    }
+    kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert kinds == ["evaluation", "step", "evaluation"]
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    health = {"instance_top1", "instance_top5", "effective_rank", "positive_cosine", "hardest_negative_cosine"}
+    assert health | {"knn_20", "knn_200", "random_knn_20", "random_knn_200"} <= set(first)
+    assert "120 images, so a 120-way classifier" in (run / "train.log").read_text()
+    assert "--stem small" in (run / "train.log").read_text()
+    assert json.loads((run / "environment.json").read_text())["threads"] >= 1
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear"])
+def test_evaluate(run, digit_folder, protocol: str, capsys) -> None:
+    assert main(["evaluate", protocol, "--run", str(run), "--data", str(digit_folder)]) == 0
+    result = json.loads((run / "evaluation" / f"{protocol}.json").read_text())
+    assert result["protocol"] == protocol and all(0 < value <= 1 for value in result["numbers"].values())
+    assert result["settings"]["num_bank"] + result["settings"]["num_queries"] == 120
+    assert protocol in capsys.readouterr().out
+    assert millionway.evaluate(protocol, run) == {**result["numbers"], "chance": result["settings"]["chance"]}
+
+
+def test_embed(run, digit_folder, tmp_path) -> None:
+    for name in ("f.parquet", "f.npy"):
+        assert main(["embed", "--run", str(run), "--data", str(digit_folder), "--out", str(tmp_path / name)]) == 0
+    table = pyarrow.parquet.read_table(tmp_path / "f.parquet")
+    features = np.load(tmp_path / "f.npy")
+    assert features.shape == (120, 256) and features.dtype == np.float32
+    assert (np.stack(table["feature"].to_numpy()) == features).all()
+    assert table["key"].to_pylist() == json.loads((tmp_path / "f.keys.json").read_text())
+    assert table["label"][0].as_py() == "0"
+    encoder = millionway.load_encoder(run)
+    key = table["key"][5].as_py()
+    image = torch.from_numpy(np.array(Image.open(digit_folder / key).convert("RGB"))).permute(2, 0, 1)[None] / 255
+    with torch.no_grad():
+        assert np.allclose(encoder(image).numpy(), features[5], atol=1e-4)
+
+
+def test_export(run, tmp_path, capsys) -> None:
+    assert main(["export", "--run", str(run), "--out", str(tmp_path / "e.pt"), "--format", "torch"]) == 0
+    assert "load_encoder" in capsys.readouterr().out
+    state = torch.load(tmp_path / "e.pt", weights_only=True)
+    assert set(state) == set(millionway.load_encoder(run).backbone.state_dict())
+    assert json.loads((tmp_path / "e.json").read_text())["name"] == "narrow-resnet"
+    assert main(["export", "--run", str(run), "--out", str(tmp_path / "e.safetensors")]) == 0
+    assert (tmp_path / "e.safetensors").read_bytes() == (run / "encoder.safetensors").read_bytes()
+    assert "exists already" in refused(capsys, "export", "--run", run, "--out", tmp_path / "e.pt")
+
+
+def test_index_and_its_list(digit_folder, tmp_path, capsys) -> None:
+    listed = tmp_path / "manifest.arrow"
+    assert main(["index", str(digit_folder), "--out", str(listed)]) == 0
+    assert "120 images, 0 unreadable" in capsys.readouterr().out
+    out = tmp_path / "run"
+    args = ["--data", str(digit_folder), "--out", str(out), "--manifest", str(listed), *TINY]
+    assert main(["pretrain", *args, "--labels", "none"]) == 0
+    assert (out / "manifest.arrow").read_bytes() == listed.read_bytes()
+    assert "knn_20" not in (out / "metrics.jsonl").read_text()
+
+
+def test_weights_of_another_run(run, digit_folder, tmp_path, capsys) -> None:
+    source = run / "encoder.safetensors"
+    args = ["pretrain", "--data", str(digit_folder), "--init-from", str(source), *TINY]
+    assert main([*args, "--out", str(tmp_path / "a")]) == 0
+    first = [
+        json.loads((each / "metrics.jsonl").read_text().splitlines()[-1 * (each == run)])
+        for each in (run, tmp_path / "a")
+    ]
+    assert first[0]["knn_200"] == pytest.approx(first[1]["random_knn_200"])
+    message = refused(capsys, *args, "--out", tmp_path / "b", "--encoder", "resnet18")
+    assert "narrow-resnet" in message and "resnet18" in message and not (tmp_path / "b").exists()
+
+
+def test_sampling_heads_and_priors_run(digit_folder, tmp_path) -> None:
+    grid = [
+        ["--head", "linear", "--prior", "fixed-bn", "--hardest", "5"],
+        ["--head", "none", "--prior", "random"],
+        ["--classes-per-step", "16", "--smoothing", "0", "--prior", "batch-bn"],
+    ]
+    for number, extra in enumerate(grid):
+        args = ["--data", str(digit_folder), "--out", str(tmp_path / str(number)), *TINY, *extra]
+        assert main(["pretrain", *args]) == 0
+
+
+def test_help_is_there_for_every_verb(capsys) -> None:
+    assert main([]) == 0 and main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in VERBS)
+    for verb in set(VERBS) - {"presets"}:
+        assert main([verb, "--help"]) == 0
+        capsys.readouterr()
+    assert main(["pretrain", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main(["pretrain", "--help-all"]) == 0
+    long = capsys.readouterr().out
+    assert "--epochs" in short and "--temperature" not in short and "--temperature" in long
+    assert main(["presets"]) == 0
+    assert "imagenet21k" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_bad_words(capsys, tmp_path, run) -> None:
+    assert "Did you mean 'pretrain'" in refused(capsys, "pretran")
+    assert "Did you mean 'digits'" in refused(capsys, "pretrain", "--preset", "digit", "--out", tmp_path / "x")
+    args = ("pretrain", "--data", "digits", "--out", tmp_path / "x")
+    assert "resnet50" in refused(capsys, *args, "--encoder", "resnet5O")
+    assert "--temperature" in refused(capsys, *args, "--temperature", "0")
+    refused(capsys, "pretrain", "--out", tmp_path / "x")
+    refused(capsys, *args, "--epohcs", "3")
+    assert "no such protocol" in refused(capsys, "evaluate", "nn", "--run", run)
+    assert ".parquet or .npy" in refused(capsys, "embed", "--run", run, "--data", "digits", "--out", tmp_path / "x.csv")
+    assert "--device" in refused(capsys, *args, "--device", "cuda") or torch.cuda.is_available()
+    assert not (tmp_path / "x").exists()
+
+
+def test_bad_data(capsys, tmp_path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "notes.txt").write_text("hello")
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (20, 20)).save(tmp_path / "one" / "a.png")
+    out = ("--out", tmp_path / "run")
+    assert "no such folder" in refused(capsys, "pretrain", "--data", tmp_path / "missing", *out)
+    assert "the folder is empty" in refused(capsys, "pretrain", "--data", tmp_path / "empty", *out)
+    assert "no image found" in refused(capsys, "pretrain", "--data", tmp_path / "text", *out)
+    assert "at least 2" in refused(capsys, "pretrain", "--data", tmp_path / "one", *out)
+    assert not (tmp_path / "run").exists()
+
+
+def test_batch_larger_than_the_data(capsys, digit_folder, tmp_path) -> None:
+    args = ("pretrain", "--data", digit_folder, "--out", tmp_path / "run", "--batch-size", "121")
+    assert "--batch-size 120 or less" in refused(capsys, *args)
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_many_unreadable_images(capsys, digit_folder, tmp_path) -> None:
+    photos = tmp_path / "photos"
+    shutil.copytree(digit_folder, photos)
+    names = sorted(photos.rglob("*.png"))
+    names[7].write_bytes(b"")
+    names[30].write_bytes(names[30].read_bytes()[:60])
+    args = ["pretrain", "--data", str(photos), "--out", str(tmp_path / "run"), *TINY]
+    message = refused(capsys, *args)
+    assert "2 of 120 images cannot be read" in message and "--max-unreadable 0.02" in message
+    assert not (tmp_path / "run").exists()
+    assert main([*args, "--max-unreadable", "0.02"]) == 0
+    assert "unreadable: " in (tmp_path / "run" / "train.log").read_text()
+    manifest = Manifest.load(tmp_path / "run" / "manifest.arrow")
+    assert len(manifest) == 120 and np.flatnonzero(~manifest.readable).tolist() == [7, 30]
+
+
+def test_existing_or_unwritable_out(capsys, digit_folder, run, tmp_path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    args = ("pretrain", "--data", digit_folder, *TINY)
+    assert "--resume" in refused(capsys, *args, "--out", run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "file").write_text("x")
+    assert "cannot be written" in refused(capsys, *args, "--out", tmp_path / "file" / "run")
+    (tmp_path / "empty").mkdir()
+    assert main([str(arg) for arg in (*args, "--out", tmp_path / "empty")]) == 0
+
+
+def test_resume_refuses_what_is_not_the_same_run(capsys, digit_folder, tmp_path) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(digit_folder, photos)
+    assert "no run in" in refused(capsys, "pretrain", "--resume", "--out", out)
+    assert main(["pretrain", "--data", str(photos), "--out", str(out), *TINY]) == 0
+    again = ("pretrain", "--resume", "--out", out)
+    assert "--lr was" in refused(capsys, *again, "--lr", "0.5")
+    assert main([str(arg) for arg in (*again, "--keep", "1")]) == 0  # done already: nothing to do, and it says so
+    gone = sorted(photos.rglob("*.png"))[3]
+    gone.unlink()
+    Image.new("RGB", (16, 16)).save(photos / "new one.png")
+    message = refused(capsys, *again)
+    assert "1 came (new one.png)" in message and f"1 went ({gone.parent.name}/{gone.name})" in message
+    (out / "config.json").write_text("{")
+    assert "cannot be read" in refused(capsys, *again)
+
+
+def test_nan_stops_and_names_the_step(capsys, digit_folder, tmp_path) -> None:
+    out = tmp_path / "run"
+    args = ("pretrain", "--data", digit_folder, "--out", out, *TINY, "--epochs", "3", "--lr", "1e25")
+    message = refused(capsys, *args, code=1)
+    assert "not finite" in message and "at step " in message and "lower --lr" in message
+    assert str(out / "checkpoints" / "step_0000000") in message
+
+
+def test_evaluate_without_labels(capsys, run, tmp_path) -> None:
+    for index in range(3):
+        Image.new("RGB", (16, 16), (index, 0, 0)).save(tmp_path / f"{index}.png")
+    assert "has no labels" in refused(capsys, "evaluate", "knn", "--run", run, "--data", tmp_path)
+    assert "no such file" in refused(capsys, "evaluate", "knn", "--run", tmp_path, "--data", "digits")
+    assert "not a run folder" in refused(capsys, "report", "--run", tmp_path)
+
+
+@pytest.mark.root
+def test_full_disk_during_a_run(capsys, digit_folder, tmp_path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
+    try:
+        out = disk / "run"
+        args = ("pretrain", "--data", digit_folder, "--out", out, *TINY, "--epochs", "4", "--keep", "9")
+        message = refused(capsys, *args, code=1)
+        assert "no space left" in message and "newest complete checkpoint is" in message and "--resume" in message
+        left = sorted((out / "checkpoints").glob("step_*"))
+        assert left and str(left[-1]) in message and not list((out / "checkpoints").glob(".step*"))
+        os.truncate(out / "train.log", 0)
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+        assert main(["pretrain", "--resume", "--out", str(out)]) == 0
+        assert (out / "report.html").is_file()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

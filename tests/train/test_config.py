@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+
+from millionway import config, presets
+from millionway.config import Pretrain, check, flat, from_json, resolve, to_json, with_settings
+
+
+def defaults(**settings) -> Pretrain:
+    return with_settings(Pretrain(data="photos", out=Path("runs/x")), **settings)
+
+
+def test_names_are_unique_over_the_groups() -> None:
+    names = [
+        field.name for group in config.GROUPS for field in getattr(defaults(), group).__dataclass_fields__.values()
+    ]
+    assert len(names) == len(set(names)) and not set(names) & {"data", "out", "preset", "resume", "init_from"}
+
+
+def test_json_and_back() -> None:
+    chosen = defaults(epochs=7, mean=(0.1, 0.2, 0.3), manifest=Path("m.arrow"), hardest=3, head="none")
+    assert from_json(to_json(chosen)) == chosen
+
+
+def test_unknown_setting_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'batchsize'.*'batch_size'"):
+        defaults(batchsize=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("epochs", 0), ("lr", -0.1), ("temperature", 0.0), ("flip", 1.5), ("smoothing", 1.0), ("crop_min", 0.0)],
+        *[("momentum", 1.0), ("weight_decay", -1.0), ("lr", float("nan")), ("std", (0.1, 0.0, 0.1)), ("keep", 0)],
+    ],
+)
+def test_impossible_values_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=config.flag(name)):
+        check(defaults(**{name: value}))
+
+
+def test_what_is_left_open_is_chosen() -> None:
+    laptop = resolve(defaults(), 20_000, None, has_gpu=False, num_cores=4)
+    assert flat(laptop) | {
+        "encoder": "narrow-resnet",
+        "image_size": 64,
+        "batch_size": 256,
+        "lr": 0.03,
+        "hardest": 100,
+        "warmup_epochs": 10,
+        "threads": 4,
+        "eval_every": 10,
+    } == flat(laptop)
+    gpu = flat(resolve(defaults(epochs=50), 500, None, has_gpu=True, num_cores=4))
+    assert (gpu["encoder"], gpu["image_size"], gpu["batch_size"], gpu["hardest"]) == (
+        "torchvision/resnet50",
+        224,
+        500,
+        5,
+    )
+    assert gpu["warmup_epochs"] == 3
+    small = flat(resolve(defaults(epochs=10), 50, 32, has_gpu=False, num_cores=1))
+    assert (small["image_size"], small["hardest"], small["warmup_epochs"]) == (32, 0, 1)
+
+
+def test_data_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        resolve(defaults(), 1, None, False, 1)
+    with pytest.raises(ValueError, match=r"--batch-size 64 is larger than the data: 10 .*--batch-size 10"):
+        resolve(defaults(batch_size=64), 10, None, False, 1)
+    with pytest.raises(ValueError, match="--hardest 10"):
+        resolve(defaults(hardest=10), 10, None, False, 1)
+
+
+def test_the_papers_values() -> None:
+    paper = flat(resolve(presets.preset("imagenet1k"), 1_281_167, None, has_gpu=True, num_cores=8))
+    expected = {
+        "encoder": "torchvision/resnet50",
+        "image_size": 224,
+        "dim": 128,
+        "temperature": 0.15,
+        "num_views": 2,
+        "batch_size": 4096,
+        "lr": 0.48,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "warmup_epochs": 10,
+        "epochs": 200,
+        "hardest": 100,
+        "smoothing": 0.2,
+        "prior": "running-bn",
+        "crop_min": 0.08,
+        "flip": 0.5,
+        "jitter": 1.0,
+        "grayscale": 0.2,
+        "blur": 0.5,
+        "head": "mlp",
+        "row_lr": 1.0,
+    }
+    assert {name: paper[name] for name in expected} == expected
+
+
+def test_unknown_preset_is_named() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'imagenet1k'"):
+        presets.preset("imagenet1")
+    for name in presets.PRESETS:
+        check(presets.preset(name))
+        assert presets.measured(name)
