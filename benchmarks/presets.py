@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import millionway
-from millionway.train.metrics import read_metrics
+from millionway.files import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "src" / "millionway" / "measured.json"
@@ -48,8 +48,8 @@ def table(summary: dict, runs: list[dict]) -> str:
     seeds = ", ".join(str(run["seed"]) for run in runs)
     lines += [
         "",
-        f"Mean ± standard deviation over seeds {seeds}; {summary['seconds_mean']:.0f} s a run on {summary['hardware']}, "
-        f"commit {summary['commit']}.",
+        f"Mean ± standard deviation over seeds {seeds}; {summary['seconds_mean']:.0f} s a run on "
+        f"{summary['hardware']}, commit {summary['commit']}.",
     ]
     return "\n".join(lines)
 

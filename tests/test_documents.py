@@ -77,14 +77,15 @@ def test_files_named_in_documents_exist() -> None:
 
 
 ALLOWED = {
-    "data": {"data", "randomness"},
+    "data": {"data", "randomness", "files"},
     "parallel": {"parallel"},
-    "model": {"model", "parallel", "randomness"},
-    "evaluation": {"evaluation", "model", "data", "randomness"},
-    "train": {"train", "evaluation", "model", "data", "parallel", "config", "randomness"},
-    "reporting": {"reporting"},
-    "exporting": {"exporting", "model"},
+    "model": {"model", "parallel", "randomness", "files"},
+    "evaluation": {"evaluation", "model", "data", "randomness", "files"},
+    "train": {"train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"},
+    "reporting": {"reporting", "files"},
+    "exporting": {"exporting", "model", "files"},
     "config": set(),
+    "files": set(),
     "presets": {"config"},
     "randomness": set(),
 }

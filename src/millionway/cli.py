@@ -4,7 +4,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -93,7 +93,7 @@ def pretrain(args: list[str]) -> None:
     first = millionway.first_settings(preset, Path(resume_from) if resume_from else None)
     default = config.with_settings(first, resume=False)  # so that --resume is a flag, and not --no-resume
     if not first.data:
-        default = config.with_settings(default, data=tyro.MISSING, out=tyro.MISSING)
+        default = replace(default, data=tyro.MISSING, out=tyro.MISSING)
     chosen = _parse(config.Pretrain, args, "pretrain", default)
     folder = millionway.run_pretrain(chosen, first)
     out.print(f"run     {folder}\nreport  {folder / 'report.html'}")
@@ -247,7 +247,7 @@ class Demo:
 
 def demo(args: list[str]) -> None:
     """the whole path on 1,797 handwritten digits"""
-    from millionway.train.metrics import read_metrics
+    from millionway.files import read_metrics
 
     chosen = _parse(Demo, args, "demo")
     folder, number = chosen.out, 1

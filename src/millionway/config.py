@@ -10,7 +10,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -146,6 +146,7 @@ class Pretrain:
     running: Running = field(default_factory=Running)
 
 
+PATHS = frozenset({"out", "init_from", "data_root", "manifest"})
 GROUPS = ("training", "model", "classifier", "views", "images", "running")
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
@@ -168,6 +169,8 @@ def with_settings(config: Pretrain, **settings: Any) -> Pretrain:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             raise ValueError(f"no setting is called {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+    for name in PATHS & settings.keys():
+        settings[name] = None if settings[name] is None else Path(settings[name])
     groups = {}
     for group in GROUPS:
         names = {f.name for f in dataclasses.fields(getattr(config, group))} & set(settings)
@@ -185,8 +188,6 @@ def from_json(text: str) -> Pretrain:
     stored = json.loads(text)
     for group in GROUPS:
         stored |= stored.pop(group)
-    for name in ("out", "init_from", "data_root", "manifest"):
-        stored[name] = None if stored[name] is None else Path(stored[name])
     stored |= {name: tuple(stored[name]) for name in ("mean", "std")}
     empty = Pretrain(data="", out=Path())
     return with_settings(empty, **{name: value for name, value in stored.items() if name in flat(empty)})
@@ -195,6 +196,10 @@ def from_json(text: str) -> Pretrain:
 def check(config: Pretrain) -> None:
     """Refuse values that can never be right, naming the setting, the value and the remedy."""
     values = flat(config)
+    for group in GROUPS:
+        for name, kind in get_type_hints(type(getattr(config, group))).items():
+            if get_origin(kind) is Literal and values[name] not in get_args(kind):
+                raise ValueError(f"{flag(name)} is one of {', '.join(get_args(kind))}, not {values[name]}")
     positive = "epochs batch_size lr dim temperature row_norm row_lr num_views image_size threads eval_every save_every"
     for name in [*positive.split(), "keep", "log_every", "eval_images", "classes_per_step"]:
         if values[name] is not None and not (values[name] > 0 and math.isfinite(values[name])):

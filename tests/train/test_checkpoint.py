@@ -5,11 +5,12 @@ import subprocess
 import pytest
 import torch
 
+from millionway.files import read_metrics
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.head import build_head
 from millionway.train import checkpoint
-from millionway.train.metrics import Metrics, read_metrics
+from millionway.train.metrics import Metrics
 from millionway.train.step import Network, train_step
 
 SPEC = EncoderSpec("narrow-resnet", "small", 16, (0.5,) * 3, (0.25,) * 3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from millionway.data.loader import Store, open_store
 from millionway.data.manifest import Manifest, build_manifest, difference
-from millionway.data.sources import Labels, Source, open_source
+from millionway.data.sources import FileSource, Labels, Source, open_source
 
 log = logging.getLogger("millionway")
 
@@ -35,9 +35,10 @@ class Dataset:
 
     def small_side(self) -> int | None:
         """The longer side, if all images are of one size of up to 64 px."""
-        sizes = set(zip(self.store.heights[self.instance_ids].tolist(), self.store.widths[self.instance_ids].tolist()))
-        side = max(next(iter(sizes)))
-        return side if len(sizes) == 1 and side <= 64 else None
+        heights, widths = self.store.heights[self.instance_ids], self.store.widths[self.instance_ids]
+        alike = bool((heights == heights[0]).all() and (widths == widths[0]).all())
+        side = int(max(heights[0], widths[0]))
+        return side if alike and side <= 64 else None
 
 
 def open_dataset(
@@ -89,8 +90,6 @@ def check_readable(manifest: Manifest, data: str, max_unreadable: float) -> None
 
 def _in_order_of(manifest: Manifest, source: Source) -> Source:
     """The same images under the manifest's numbers."""
-    from millionway.data.sources import FileSource
-
     assert isinstance(source, FileSource)
     place = {key: index for index, key in enumerate(source.keys)}
     paths = [source.paths[place[key]] if key in place else "" for key in manifest.keys]

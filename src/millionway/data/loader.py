@@ -2,10 +2,9 @@
 
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,10 +15,9 @@ from millionway.data import views
 from millionway.data.images import UnreadableImage, decode
 from millionway.data.manifest import Manifest
 from millionway.data.sources import Source
+from millionway.data.threads import in_order
 
 log = logging.getLogger("millionway")
-In = TypeVar("In")
-Out = TypeVar("Out")
 
 SMALL_SIDE = 128  # images up to this side live in memory, if they fit
 PREFETCHED_BATCHES = 2
@@ -150,10 +148,9 @@ def open_store(
     def load(index: int) -> None:
         pixels[index] = torch.from_numpy(np.array(decode(source.read(index)))).permute(2, 0, 1)
 
-    with ThreadPoolExecutor(num_threads) as pool:
-        loaded = pool.map(load, ids.tolist())
-        for _ in progress(loaded, len(ids), "reading images") if progress else loaded:
-            pass
+    loaded = in_order(load, ids.tolist(), num_threads, 64)
+    for _ in progress(loaded, len(ids), "reading images") if progress else loaded:
+        pass
     return MemoryStore(pixels)
 
 
@@ -167,7 +164,7 @@ def plain_batches(
         read_ids, (images,) = store.crops(ids, [box], size)
         return images, read_ids
 
-    for images, ids in _ahead(read, instance_ids.split(batch_size)):
+    for images, ids in in_order(read, instance_ids.split(batch_size), 1, PREFETCHED_BATCHES):
         yield images.to(device), ids.to(device)
 
 
@@ -187,21 +184,5 @@ def view_batches(
         read_ids, crops = store.crops(ids, [each.boxes for each in parameters], size)
         return torch.cat(crops), read_ids.repeat(len(keys)), parameters
 
-    for crops, ids, parameters in _ahead(read, batches):
+    for crops, ids, parameters in in_order(read, batches, 1, PREFETCHED_BATCHES):
         yield views.distort(crops.to(device), views.join(parameters, device)), ids.to(device)
-
-
-def _ahead(read: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
-    """Results in order, read by one thread up to two items ahead of their use."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting: deque[Future[Out]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(read, item))
-                if len(waiting) > PREFETCHED_BATCHES:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()

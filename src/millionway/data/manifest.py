@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +12,8 @@ import pyarrow as pa
 
 from millionway.data.images import UnreadableImage, decode
 from millionway.data.sources import Labels, Source
+from millionway.data.threads import in_order
+from millionway.files import replacing
 
 SCHEMA = pa.schema(
     [
@@ -74,11 +74,12 @@ class Manifest:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Written aside and renamed, so that a half-written list is never in view."""
-        aside = path.with_name(path.name + ".tmp")
-        with pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, self.table.schema) as writer:
+        with (
+            replacing(path) as aside,
+            pa.OSFile(str(aside), "wb") as sink,
+            pa.ipc.new_file(sink, self.table.schema) as writer,
+        ):
             writer.write_table(self.table)
-        os.replace(aside, path)
 
     @staticmethod
     def load(path: Path) -> "Manifest":
@@ -96,11 +97,10 @@ def build_manifest(
     source: Source, num_threads: int, progress: Callable[[Iterable, int, str], Iterable] | None = None
 ) -> Manifest:
     """Read, hash and decode every image once; number them in the source's order."""
-    with ThreadPoolExecutor(num_threads) as pool:
-        rows = pool.map(lambda index: _examine(source, index), range(len(source)))
-        if progress:
-            rows = progress(rows, len(source), "indexing")
-        num_bytes, widths, heights, hashes, problems = (list(column) for column in zip(*rows))
+    rows = in_order(lambda index: _examine(source, index), range(len(source)), num_threads, 64)
+    if progress:
+        rows = progress(rows, len(source), "indexing")
+    num_bytes, widths, heights, hashes, problems = (list(column) for column in zip(*rows))
     labels = source.labels
     none = np.zeros(len(source), dtype=np.int64)
     columns = {

@@ -106,7 +106,7 @@ def open_source(data: str, data_root: Path | None = None, test: bool = False) ->
 
     test: the test split, where the data has one of its own (see `has_test_split`).
     """
-    if data in NAMED and not Path(data).is_dir():
+    if is_named(data):
         return NAMED[data](data_root or default_data_root(), test)
     path = Path(data).expanduser()
     if path.is_dir():
@@ -118,9 +118,14 @@ def open_source(data: str, data_root: Path | None = None, test: bool = False) ->
     raise ValueError(f"--data {data}: no such folder or file. {hint}")
 
 
+def is_named(data: str) -> bool:
+    """Whether it is the name of a known set; a folder of that name comes first."""
+    return data in NAMED and not Path(data).is_dir()
+
+
 def has_test_split(data: str) -> bool:
     """Whether `open_source(data, test=True)` gives other images."""
-    return data in NAMED and data != "digits" and not Path(data).is_dir()
+    return is_named(data) and data != "digits"
 
 
 def default_data_root() -> Path:
@@ -252,7 +257,9 @@ def _torchvision(name: str, class_name: str) -> Callable[[Path, bool], ArraySour
     def load(root: Path, test: bool) -> ArraySource:
         import torchvision.datasets
 
-        split = {"split": "test" if test else "train"} if class_name in ("SVHN", "STL10") else {"train": not test}
+        train = "train+unlabeled" if class_name == "STL10" else "train"
+        by_name = class_name in ("SVHN", "STL10")
+        split = {"split": "test" if test else train} if by_name else {"train": not test}
         try:
             dataset = getattr(torchvision.datasets, class_name)(str(root), download=True, **split)
         except Exception as error:  # whatever the download or the archive raises, the remedy is the same

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 
 import torch
 
+from millionway.files import replacing, write_whole
 from millionway.model.encoder import EncoderSpec
 from millionway.model.encoder_file import read_encoder_file
 
@@ -27,13 +27,12 @@ def export(run: Path, out: Path, format: str = "safetensors") -> Path:
         raise ValueError(f"--out {out} exists already; choose another name")
     if not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.resolve().parent}")
-    aside = out.with_name(out.name + ".tmp")
-    if format == "safetensors":
-        shutil.copyfile(path, aside)
-    else:
-        torch.save(state, aside)
-        out.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(spec), indent=2) + "\n")
-    os.replace(aside, out)
+    with replacing(out) as aside:
+        if format == "safetensors":
+            shutil.copyfile(path, aside)
+        else:
+            torch.save(state, aside)
+            write_whole(out.with_suffix(".json"), json.dumps(dataclasses.asdict(spec), indent=2) + "\n")
     return out
 
 

@@ -101,8 +101,8 @@ class InstanceClassifier(nn.Module):
         self.step = 0  # counts updates; sampled classes are a function of (seed, step)
         self.local_range = local_range(num_instances, self.group.rank, self.group.size)
         start, stop = self.local_range
-        rows = randomness.normal(randomness.key_of(seed, "rows"), torch.arange(start, stop, device=device), dim)
-        self.register_buffer("weight", rows.to(storage))
+        rows = randomness.normal(randomness.key_of(seed, "rows"), torch.arange(start, stop), dim)
+        self.register_buffer("weight", rows.to(device, storage))
         self.register_buffer("momentum", torch.zeros_like(self.weight))
         self.register_buffer("alive", torch.ones(stop - start, dtype=torch.bool, device=device))
         self._pass: _Pass | None = None

@@ -2,22 +2,21 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from millionway.files import replacing
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
 
 
 def save_encoder(encoder: Encoder, path: Path, **notes: str) -> None:
-    """Written aside and renamed. `notes` go into the header."""
+    """`notes` go into the header."""
     state = {name: tensor.contiguous() for name, tensor in encoder.backbone.state_dict().items()}
     header = {"format": "pt", "millionway_encoder": json.dumps(dataclasses.asdict(encoder.spec)), **notes}
-    aside = path.with_name(path.name + ".tmp")
-    save_file(state, aside, header)
-    os.replace(aside, path)
+    with replacing(path) as aside:
+        save_file(state, aside, header)
 
 
 def load_encoder(path: Path | str) -> Encoder:

@@ -11,8 +11,8 @@ MARGIN = 1e-5  # float32 cosines are right to about this; what is nearer to the 
 
 def top_k(rows: Float[Tensor, "classes dim"], k: int, alive: Bool[Tensor, " classes"]) -> Int[Tensor, "classes k"]:
     """Ids of the k most similar other rows, by cosine, most similar first, ties by lower id; dead rows left out."""
-    exact = _unit(rows.double())
-    fast = exact.float()
+    exact = _unit(rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64))  # MPS has no float64
+    fast = exact.to(rows.device, torch.float32)
     result = torch.empty(len(rows), k, dtype=torch.int32, device=rows.device)
     for start in range(0, len(rows), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(rows))
@@ -35,7 +35,9 @@ def _top_k_of_block(cosines: Tensor, queries: Tensor, exact: Tensor, k: int) -> 
         num_candidates = min(2 * num_candidates, cosines.shape[1])
     candidates, order = candidates.sort(dim=1)
     left_out = torch.isinf(values.gather(1, order))
-    scores = torch.einsum("bd,bcd->bc", queries, exact[candidates]).masked_fill(left_out, -torch.inf)
+    exact_candidates = exact[candidates.to(exact.device)]  # [block, candidates, dim]
+    scores = torch.einsum("bd,bcd->bc", queries, exact_candidates).to(candidates.device)
+    scores = scores.masked_fill(left_out, -torch.inf)
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
     return candidates.gather(1, best).to(torch.int32)
 

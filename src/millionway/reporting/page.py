@@ -1,11 +1,11 @@
 """report.html: one self-contained page about a run. Reads the files of the run folder, never the model."""
 
 import json
-import os
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from millionway.files import read_metrics, write_whole
 from millionway.reporting.charts import line_chart
 
 STYLE = """
@@ -36,7 +36,7 @@ def write_report(run: Path) -> Path:
     """Draw the page anew; returns its path."""
     if not (run / "config.json").is_file():
         raise ValueError(f"{run}: not a run folder (no config.json)")
-    lines = _read_lines(run / "metrics.jsonl")
+    lines = read_metrics(run / "metrics.jsonl")
     steps = [line for line in lines if line["kind"] == "step"]
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
@@ -59,21 +59,8 @@ def write_report(run: Path) -> Path:
         f"<title>{escape(run.resolve().name)} · millionway</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(sections)}</main></body></html>\n"
     )
-    path = run / "report.html"
-    aside = path.with_name("report.html.tmp")
-    aside.write_text(page, encoding="utf-8")
-    os.replace(aside, path)
-    return path
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:  # the last line of a run that was cut off
-            continue
-    return lines
+    write_whole(run / "report.html", page)
+    return run / "report.html"
 
 
 def _cards(steps: list[dict], evaluations: list[dict]) -> str:

@@ -6,7 +6,8 @@ import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from millionway.files import read_metrics, write_whole
 
 
 class Metrics:
@@ -42,23 +43,9 @@ class Metrics:
                 file.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines; a line torn by a crash is left out."""
-    lines = []
-    if path.is_file():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-    return lines
-
-
 def _drop_lines_after(path: Path, step: int) -> None:
     kept = [line for line in read_metrics(path) if line["step"] <= step]
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def peak_memory_bytes() -> int:

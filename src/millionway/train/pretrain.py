@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,10 +144,16 @@ class _Run:
             self.state.network,
             self.state.network,
             self.state.classifier,
-            track(batches, len(starts), "contrastive prior"),
+            self._until_interrupted(track(batches, len(starts), "contrastive prior")),
             prior.row_norm,
         )
         log.info("rows written (%s), mean length %.3g", prior.prior, norm)
+
+    def _until_interrupted(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches:
+            if self.interrupt.asked:
+                raise Interrupted(f"stopped before the first step; begin again with: {self._resume_command()}")
+            yield batch
 
     def _train(self) -> None:
         state, running = self.state, self.config.running
@@ -169,6 +175,8 @@ class _Run:
                         progress.update(task, loss=loss, top1=top1, speed=speed)
                     progress.update(task, completed=state.step)
                     epoch, rest = divmod(state.step, self.steps_per_epoch)
+                    if rest == 0:
+                        log.info("epoch %d/%d: loss %.3f", epoch, self.config.training.epochs, float(result.loss))
                     if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
                         self._evaluate()
                     if state.step % save_every == 0 or is_last or self.interrupt.asked:

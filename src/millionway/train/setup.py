@@ -1,7 +1,6 @@
 """What happens before the first step: the run folder, the images, the networks, and what may change on resume."""
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ import torch
 from millionway import config as settings
 from millionway.config import Pretrain
 from millionway.data.dataset import Dataset, open_dataset
+from millionway.data.sources import is_named
+from millionway.files import write_whole
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem
 from millionway.model.encoder_file import load_encoder
@@ -145,17 +146,16 @@ def write_run_files(run: Path, asked: Pretrain, resolved: Pretrain, dataset: Dat
     """config.json comes last and whole: where it stands, the run has begun."""
     dataset.manifest.save(run / "manifest.arrow")
     (run / "environment.json").write_text(describe_environment(device))
-    aside = run / "config.json.tmp"
-    aside.write_text(settings.to_json(resolved))
-    os.replace(aside, run / "config.json")
+    write_whole(run / "config.json", settings.to_json(resolved))
     _say_what_runs(asked, resolved, dataset, device)
 
 
 def resolve(config: Pretrain, dataset: Dataset, device: torch.device) -> Pretrain:
-    """Every setting has a value."""
+    """Every setting has a value, and a run can go on from any working folder."""
     resolved = settings.resolve(
         config, len(dataset.instance_ids), dataset.small_side(), device.type != "cpu", num_cores()
     )
     assert resolved.model.encoder and resolved.images.image_size
     stem = choose_stem(resolved.model.encoder, resolved.model.stem, resolved.images.image_size)
-    return settings.with_settings(resolved, stem=stem)
+    data = str(Path(config.data).expanduser().resolve()) if not is_named(config.data) else config.data
+    return settings.with_settings(resolved, stem=stem, data=data)
