@@ -13,13 +13,16 @@ os.environ.setdefault("MPLBACKEND", "agg")
 settings.register_profile("ours", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("ours")
 
-with install_import_hook(["millionway.model", "millionway.data.views", "millionway.evaluation"], "beartype.beartype"):
+with install_import_hook(
+    ["millionway.model", "millionway.data.views", "millionway.evaluation", "millionway.train.step"], "beartype.beartype"
+):
     import millionway.data.views
     import millionway.evaluation.health
     import millionway.evaluation.linear
     import millionway.evaluation.protocols
     import millionway.model.classifier
-    import millionway.model.prior  # noqa: F401
+    import millionway.model.prior
+    import millionway.train.step  # noqa: F401
 
 
 @pytest.fixture(scope="session")

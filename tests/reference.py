@@ -24,10 +24,12 @@ def loss(rows: Tensor, x: Tensor, ids: Tensor, tau: float, hardest: Tensor | Non
 class DenseClassifier:
     """The same method by autograd and torch.optim.SGD."""
 
-    def __init__(self, rows: Tensor, tau: float) -> None:
+    def __init__(self, rows: Tensor, tau: float, momentum: Tensor | None = None) -> None:
         self.rows = rows.clone().requires_grad_()
         self.tau = tau
         self.optimizer = torch.optim.SGD([self.rows], lr=1.0, momentum=0.9, weight_decay=1e-4)
+        if momentum is not None:
+            self.optimizer.state[self.rows]["momentum_buffer"] = momentum.clone()
 
     def step(self, x: Tensor, ids: Tensor, lr: float, hardest: Tensor | None, alpha: float) -> tuple[Tensor, Tensor]:
         """(loss, gradient of the embeddings); the rows move."""

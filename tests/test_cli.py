@@ -208,10 +208,14 @@ def test_resume_refuses_what_is_not_the_same_run(capsys, digit_folder, tmp_path)
     photos, out = tmp_path / "photos", tmp_path / "run"
     shutil.copytree(digit_folder, photos)
     assert "no run in" in refused(capsys, "pretrain", "--resume", "--out", out)
+    with pytest.raises(ValueError, match="resume needs out"):
+        millionway.pretrain(str(photos), resume=True)
     assert main(["pretrain", "--data", str(photos), "--out", str(out), *TINY]) == 0
     again = ("pretrain", "--resume", "--out", out)
     assert "--lr was" in refused(capsys, *again, "--lr", "0.5")
-    assert main([str(arg) for arg in (*again, "--keep", "1")]) == 0  # done already: nothing to do, and it says so
+    before = (out / "metrics.jsonl").read_bytes()
+    assert main([str(arg) for arg in (*again, "--keep", "1")]) == 0  # done already: nothing to do
+    assert (out / "metrics.jsonl").read_bytes() == before
     gone = sorted(photos.rglob("*.png"))[3]
     gone.unlink()
     Image.new("RGB", (16, 16)).save(photos / "new one.png")
@@ -259,3 +263,52 @@ def test_full_disk_during_a_run(capsys, digit_folder, tmp_path) -> None:
         assert (out / "report.html").is_file()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_every_kind_of_picture_and_name_trains(tmp_path) -> None:
+    """All that decodes takes part, whatever it is and is called; the rest keeps its number and is passed over."""
+    rng = np.random.default_rng(0)
+    noise = Image.fromarray(rng.integers(0, 255, (40, 60, 3), dtype=np.uint8))
+    photos = tmp_path / "my photos"
+    photos.mkdir()
+    noise.convert("CMYK").save(photos / "cmyk.jpg")
+    noise.convert("LA").save(photos / "gray alpha.png")
+    Image.fromarray(rng.integers(0, 65535, (30, 30), dtype=np.uint16)).save(photos / "16-bit.png")
+    noise.save(photos / "animated.gif", save_all=True, append_images=[noise.rotate(90)])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise.save(photos / "rotated.jpg", exif=exif)
+    Image.new("RGB", (1, 1)).save(photos / "one pixel.png")
+    noise.save(photos / "línea\nnueva.png")
+    noise.resize((900, 20)).save(photos / "long.webp")
+    Image.new("1", (20_000, 10_000)).save(photos / "200 megapixels.png")
+    (photos / "empty.jpg").write_bytes(b"")
+    (photos / "cut.jpg").write_bytes((photos / "cmyk.jpg").read_bytes()[:300])
+    out = tmp_path / "[/x] run"
+    args = ["pretrain", "--data", str(photos), "--out", str(out), "--epochs", "2", "--batch-size", "4"]
+    assert main([*args, "--image-size", "32", "--max-unreadable", "0.3"]) == 0
+    manifest = Manifest.load(out / "manifest.arrow")
+    assert set(manifest.problems) == {"200 megapixels.png", "empty.jpg", "cut.jpg"} and len(manifest) == 11
+    assert "too many pixels" in (out / "train.log").read_text()
+
+
+def test_what_can_be_refused_early_is(capsys, tmp_path, digit_folder, run, monkeypatch) -> None:
+    """Before any image is decoded."""
+    monkeypatch.setattr("millionway.data.manifest._examine", None)
+    args = ("pretrain", "--data", digit_folder, "--out", tmp_path / "x")
+    assert "--batch-size" in refused(capsys, *args, "--batch-size", "500")
+    assert "at least 2" in refused(capsys, *args, "--batch-size", "1")
+    assert "--hardest" in refused(capsys, *args, "--hardest", "120")
+    assert "px" in refused(capsys, *args, "--encoder", "vit_b_16", "--image-size", "32")
+    assert "--init-from" in refused(capsys, *args, "--encoder", "resnet18", "--init-from", run)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.slow
+def test_demo_beats_the_random_encoder(tmp_path, capsys) -> None:
+    assert main(["demo", "--out", str(tmp_path / "demo")]) == 0
+    printed = capsys.readouterr().out
+    first = json.loads((tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()[0])
+    trained = json.loads((tmp_path / "demo" / "evaluation" / "knn.json").read_text())["numbers"]["knn_200"]
+    assert trained - max(first["random_knn_200"], first["knn_200"]) >= 0.08
+    assert f"{trained:.1%}" in printed and str(tmp_path / "demo" / "report.html") in printed

@@ -77,16 +77,22 @@ def test_files_named_in_documents_exist() -> None:
 
 
 ALLOWED = {
-    "data": {"data", "randomness", "files"},
+    "data": {"data", "randomness", "files", "names"},
     "parallel": {"parallel"},
-    "model": {"model", "parallel", "randomness", "files"},
-    "evaluation": {"evaluation", "model", "data", "randomness", "files"},
-    "train": {"train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"},
+    "model": {"model", "parallel", "randomness", "files", "names"},
+    "evaluation": {"evaluation", "model", "data", "randomness", "files", "names"},
+    "train": {
+        *("train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"),
+        *("console", "environment"),
+    },
     "reporting": {"reporting", "files"},
     "exporting": {"exporting", "model", "files"},
-    "config": set(),
+    "config": {"names"},
+    "names": set(),
+    "console": set(),
+    "environment": set(),
     "files": set(),
-    "presets": {"config"},
+    "presets": {"config", "names"},
     "randomness": set(),
 }
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millionway.model.encoder import Encoder
 
 __version__ = "0.1.0"
-__all__ = ["embed", "evaluate", "export", "index", "load_encoder", "pretrain", "report"]
+__all__ = ["demo", "embed", "evaluate", "export", "index", "load_encoder", "pretrain", "report"]
 
 
 def pretrain(
@@ -36,17 +36,19 @@ def pretrain(
         settings["data"] = str(data)
     if out is not None:
         settings["out"] = Path(out)
-    first = first_settings(preset, settings.get("out") if resume else None)
+    if resume and out is None:
+        raise ValueError("resume needs out, the run folder to go on with")
+    first = first_settings(preset, settings["out"] if resume else None)
     return run_pretrain(with_settings(first, **settings), first)
 
 
 def first_settings(preset: str | None, resume_from: Path | None) -> Pretrain:
     """What the user's own settings are laid over: the run to go on with, a preset, or the defaults."""
     from millionway import config, presets
-    from millionway.train.setup import resume_config
+    from millionway.train.setup import run_config
 
     if resume_from is not None:
-        return resume_config(resume_from)
+        return config.with_settings(run_config(resume_from), resume=True, out=resume_from)
     if preset is not None:
         return presets.preset(preset)
     return config.Pretrain(data="", out=Path())
@@ -75,6 +77,7 @@ def evaluate(
     *,
     test_data: str | Path | None = None,
     data_root: Path | None = None,
+    max_unreadable: float | None = None,
     seed: int = 0,
     device: str = "auto",
     threads: int | None = None,
@@ -83,19 +86,23 @@ def evaluate(
 
     data: by default what the run was trained on. test_data: by default the data's test split, or a held-out fifth.
     """
+    from millionway.console import track
     from millionway.evaluation import protocols
-    from millionway.train.console import track
-    from millionway.train.setup import resume_config
+    from millionway.train.setup import run_config
 
+    manifest = None
     if data is None:
-        stored = resume_config(Path(run))
-        data, data_root = stored.data, data_root or stored.images.data_root
+        stored = run_config(Path(run))
+        data, data_root, manifest = stored.data, data_root or stored.images.data_root, Path(run) / "manifest.arrow"
+        max_unreadable = stored.images.max_unreadable if max_unreadable is None else max_unreadable
     return protocols.evaluate(
         protocol,
         Path(run),
         str(data),
         None if test_data is None else str(test_data),
         data_root=data_root,
+        manifest=manifest,
+        max_unreadable=0.01 if max_unreadable is None else max_unreadable,
         seed=seed,
         progress=track,
         **_compute(device, threads),
@@ -113,8 +120,8 @@ def embed(
     threads: int | None = None,
 ) -> Path:
     """Features of all images as .parquet or .npy."""
+    from millionway.console import track
     from millionway.evaluation.embed import embed as run_embed
-    from millionway.train.console import track
 
     return run_embed(
         Path(run),
@@ -136,16 +143,15 @@ def export(run: str | Path, out: str | Path, *, format: str = "safetensors") -> 
 
 def index(data: str | Path, out: str | Path, *, data_root: Path | None = None, threads: int | None = None) -> Manifest:
     """Number the images, check that each can be read, and write the list."""
+    from millionway.console import track
     from millionway.data.manifest import build_manifest
     from millionway.data.sources import open_source
-    from millionway.train.console import track
-    from millionway.train.environment import num_cores
+    from millionway.environment import num_cores
+    from millionway.files import check_new
 
-    out = Path(out)
-    if not out.resolve().parent.is_dir() or out.is_dir():
-        raise ValueError(f"--out {out}: give the name of a file in a folder that exists")
+    check_new(Path(out))
     manifest = build_manifest(open_source(str(data), data_root), threads or num_cores(), track)
-    manifest.save(out)
+    manifest.save(Path(out))
     return manifest
 
 
@@ -154,6 +160,30 @@ def report(run: str | Path) -> Path:
     from millionway.reporting.page import write_report
 
     return write_report(Path(run))
+
+
+def demo(out: str | Path = "runs/demo", *, seed: int = 1, epochs: int | None = None) -> dict[str, Any]:
+    """Pretrain on 1,797 handwritten digits and score the encoder; a number is added to `out` if it exists.
+
+    Returns `run`, `report`, and k-NN accuracies as {encoder: {k: accuracy}}.
+    """
+    from millionway.files import read_metrics
+
+    folder, number = Path(out), 1
+    while folder.exists():
+        number += 1
+        folder = Path(out).with_name(f"{Path(out).name}-{number}")
+    changes: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
+    pretrain(out=folder, preset="digits", seed=seed, **changes)
+    trained = evaluate("knn", folder, seed=seed)
+    evaluate("linear", folder, seed=seed)
+    first = next(line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "evaluation")
+    accuracies = {
+        "none (chance)": {200: trained["chance"], 20: trained["chance"]},
+        "random": {k: first[f"random_knn_{k}"] for k in (200, 20)},
+        "pretrained": {k: trained[f"knn_{k}"] for k in (200, 20)},
+    }
+    return {"run": folder, "report": report(folder), "accuracies": accuracies}
 
 
 def load_encoder(path: str | Path) -> Encoder:
@@ -166,7 +196,7 @@ def load_encoder(path: str | Path) -> Encoder:
 def _compute(device: str, threads: int | None) -> dict[str, Any]:
     import torch
 
-    from millionway.train.environment import choose_device, num_cores
+    from millionway.environment import choose_device, num_cores
 
     torch.set_num_threads(threads or num_cores())
     return {"device": choose_device(device), "num_threads": threads or num_cores()}

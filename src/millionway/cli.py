@@ -1,6 +1,5 @@
 """The verbs: parse, call one function, print."""
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from rich.table import Table
 
 import millionway
 from millionway import config
+from millionway.names import suggest
 from millionway.presets import PRESETS
 
 Settings = TypeVar("Settings")
@@ -32,9 +32,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     verb, rest = args[0], args[1:]
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, 1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(VERBS)}."
-        return _fail(f"millionway {verb}: no such command. {hint}", 2)
+        return _fail(f"millionway {verb}: no such command. {suggest(verb, VERBS)}", 2)
     try:
         VERBS[verb](rest)
         return 0
@@ -96,7 +94,7 @@ def pretrain(args: list[str]) -> None:
         default = replace(default, data=tyro.MISSING, out=tyro.MISSING)
     chosen = _parse(config.Pretrain, args, "pretrain", default)
     folder = millionway.run_pretrain(chosen, first)
-    out.print(f"run     {folder}\nreport  {folder / 'report.html'}")
+    print(f"run     {folder}\nreport  {folder / 'report.html'}")
 
 
 def _value_of(name: str, args: list[str]) -> str | None:
@@ -131,6 +129,8 @@ class Evaluate:
     """the images that ask; by default the data's test split, or a held-out fifth of each class"""
     data_root: config.Chosen[Path] = None
     """where named sets are stored"""
+    max_unreadable: config.Chosen[float] = None
+    """stop if a larger share of the images cannot be read; by default 0.01, or the run's own"""
     seed: int = 0
     """of the held-out part and the linear classifier"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -148,7 +148,8 @@ def evaluate(args: list[str]) -> None:
     for name, value in numbers.items():
         table.add_row(name, f"{value:.2%}")
     out.print(table)
-    out.print(f"written  {chosen.run / 'evaluation' / chosen.protocol}.json")
+    if chosen.run.is_dir():
+        print(f"written  {chosen.run / 'evaluation' / chosen.protocol}.json")
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def embed(args: list[str]) -> None:
     """write the features of images as Parquet or npy"""
     chosen = _parse(Embed, args, "embed")
     with _messages():
-        out.print(f"written  {millionway.embed(**vars(chosen))}")
+        print(f"written  {millionway.embed(**vars(chosen))}")
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,9 @@ def index(args: list[str]) -> None:
     manifest = millionway.index(**vars(chosen))
     problems = manifest.problems
     for key, problem in list(problems.items())[:20]:
-        out.print(f"unreadable  {key}: {problem}", markup=False)
+        print(f"unreadable  {key}: {problem}")
     hashes = manifest.column("content_hash")[manifest.readable]
-    out.print(
+    print(
         f"{len(manifest):,} images, {len(problems):,} unreadable, {len(hashes) - len(set(hashes)):,} exact duplicates\n"
         f"written  {chosen.out}"
     )
@@ -239,7 +240,7 @@ class Demo:
 
     out: Path = Path("runs/demo")
     """the run folder to make; a number is added if it exists"""
-    seed: int = 0
+    seed: int = 1
     """everything random follows from it"""
     epochs: config.Chosen[int] = None
     """passes over all images; by default the preset's"""
@@ -247,30 +248,14 @@ class Demo:
 
 def demo(args: list[str]) -> None:
     """the whole path on 1,797 handwritten digits"""
-    from millionway.files import read_metrics
-
     chosen = _parse(Demo, args, "demo")
-    folder, number = chosen.out, 1
-    while folder.exists():
-        number += 1
-        folder = chosen.out.with_name(f"{chosen.out.name}-{number}")
-    changes: dict[str, Any] = {} if chosen.epochs is None else {"epochs": chosen.epochs}
-    millionway.pretrain(out=folder, preset="digits", seed=chosen.seed, **changes)
     with _messages():
-        trained = millionway.evaluate("knn", folder, seed=chosen.seed)
-        millionway.evaluate("linear", folder, seed=chosen.seed)
-    page = millionway.report(folder)
-    first = next(line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "evaluation")
+        result = millionway.demo(**vars(chosen))
     table = Table("encoder", "k-NN, k = 200", "k-NN, k = 20", title="accuracy on ten digits; training sees no labels")
-    rows = {
-        "none (chance)": (trained["chance"], trained["chance"]),
-        "random": (first["random_knn_200"], first["random_knn_20"]),
-        "pretrained": (trained["knn_200"], trained["knn_20"]),
-    }
-    for name, (wide, narrow) in rows.items():
-        table.add_row(name, f"{wide:.1%}", f"{narrow:.1%}")
+    for encoder, accuracies in result["accuracies"].items():
+        table.add_row(encoder, f"{accuracies[200]:.1%}", f"{accuracies[20]:.1%}")
     out.print(table)
-    out.print(f"run     {folder}\nreport  {page}")
+    print(f"run     {result['run']}\nreport  {result['report']}")
 
 
 @dataclass(frozen=True)
@@ -283,7 +268,7 @@ class Report:
 
 def report(args: list[str]) -> None:
     """draw the page of a run again"""
-    out.print(f"written  {millionway.report(_parse(Report, args, 'report').run)}")
+    print(f"written  {millionway.report(_parse(Report, args, 'report').run)}")
 
 
 def presets(args: list[str]) -> None:
@@ -294,13 +279,13 @@ def presets(args: list[str]) -> None:
         raise ValueError(f"presets takes no argument, not {args[0]}")
     table = Table("preset", "what", "command", "measured", show_lines=True)
     for name, function in PRESETS.items():
-        command = f"millionway pretrain --preset {name}" + ("" if name == "digits" else " --data DIR")
+        command = f"millionway pretrain --preset {name}" + (" --data DIR" if name.startswith("imagenet") else "")
         table.add_row(name, (function.__doc__ or "").strip(), command, measured(name))
     out.print(table)
 
 
 def _messages() -> Any:
-    from millionway.train.console import messages
+    from millionway.console import messages
 
     return messages()
 

@@ -5,7 +5,6 @@ stands in the run's config.json.
 """
 
 import dataclasses
-import difflib
 import json
 import math
 from dataclasses import dataclass, field
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
+
+from millionway.names import suggest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -167,8 +168,7 @@ def with_settings(config: Pretrain, **settings: Any) -> Pretrain:
     known = flat(config)
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise ValueError(f"no setting is called {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            raise ValueError(f"no setting is called {name!r}. {suggest(name, known)}")
     for name in PATHS & settings.keys():
         settings[name] = None if settings[name] is None else Path(settings[name])
     groups = {}
@@ -229,6 +229,8 @@ def resolve(config: Pretrain, num_images: int, image_side: int | None, has_gpu: 
     """Fill in what depends on the data and the device. image_side: that of all images, if they are small and alike."""
     if num_images < 2:
         raise ValueError(f"--data {config.data}: {num_images} readable image; telling images apart needs at least 2")
+    if config.training.batch_size == 1:
+        raise ValueError("--batch-size must be at least 2: batch normalization compares the images of a step")
     training, size = config.training, config.images.image_size
     batch_size = training.batch_size or min(512 if has_gpu else 256, num_images)
     if batch_size > num_images:

@@ -1,11 +1,11 @@
 """Whole runs as functions. A flag on the command line overrides the preset's value."""
 
-import difflib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 from millionway.config import Pretrain, with_settings
+from millionway.names import suggest
 
 
 def digits() -> Pretrain:
@@ -81,9 +81,7 @@ PRESETS: dict[str, Callable[[], Pretrain]] = {
 def preset(name: str) -> Pretrain:
     """The settings of a preset, by name."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, 1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(PRESETS)}."
-        raise ValueError(f"--preset {name}: no such preset. {hint}")
+        raise ValueError(f"--preset {name}: no such preset. {suggest(name, PRESETS)}")
     return with_settings(PRESETS[name](), preset=name)
 
 

@@ -1,9 +1,12 @@
+import gzip
 import os
+import struct
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from millionway.data import sources
 from millionway.data.sources import FileSource, has_test_split, open_source
 
 
@@ -65,7 +68,7 @@ def test_lists(tmp_path) -> None:
     (tmp_path / "list.txt").write_text("sub/y.png\nx.png\n\n")
     source = open_source(str(tmp_path / "list.txt"))
     assert list(source.keys) == ["sub/y.png", "x.png"] and source.read(1)[:4] == b"\x89PNG"
-    (tmp_path / "list.csv").write_text("label,path\ncat,x.png\ndog,sub/y.png\n")
+    (tmp_path / "list.csv").write_text("\ufefflabel,path\ncat,x.png\ndog,sub/y.png\n")
     source = open_source(str(tmp_path / "list.csv"))
     assert source.labels is not None and source.labels.ids.tolist() == [0, 1]
     assert isinstance(source, FileSource)
@@ -74,7 +77,7 @@ def test_lists(tmp_path) -> None:
 def test_bad_data_is_named(tmp_path) -> None:
     with pytest.raises(ValueError, match="no such folder"):
         open_source(str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="Did you mean the set 'cifar10'"):
+    with pytest.raises(ValueError, match="Did you mean 'cifar10'"):
         open_source("cifar-10")
     with pytest.raises(ValueError, match="empty"):
         open_source(str(tmp_path))
@@ -86,6 +89,9 @@ def test_bad_data_is_named(tmp_path) -> None:
     (tmp_path / "a.csv").write_text("file\nx.png\n")
     with pytest.raises(ValueError, match="column `path`"):
         open_source(str(tmp_path / "a.csv"))
+    (tmp_path / "short.csv").write_text("label,path\ncat\n")
+    with pytest.raises(ValueError, match="line 2 has no path"):
+        open_source(str(tmp_path / "short.csv"))
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not a text file"):
         open_source(str(tmp_path / "b.txt"))
@@ -113,11 +119,8 @@ def test_named_set_that_cannot_be_had(tmp_path, monkeypatch) -> None:
         open_source("cifar10", tmp_path)
 
 
-def test_torchvision_set_from_its_own_files(tmp_path) -> None:
-    """FashionMNIST in torchvision's layout, in its real file format, written small."""
-    import gzip
-    import struct
-
+def test_sets_from_their_own_files(tmp_path, monkeypatch) -> None:
+    """MNIST in torchvision's layout and Fashion-MNIST in Debian's, in the real file format, with seven images."""
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     images = np.random.default_rng(0).integers(0, 255, (7, 28, 28), dtype=np.uint8)
@@ -126,7 +129,10 @@ def test_torchvision_set_from_its_own_files(tmp_path) -> None:
         (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 7) + bytes(range(7)))
     source = open_source("mnist", tmp_path)
     assert len(source) == 7 and (source.read(2) == images[2]).all()
-    from millionway.data.sources import _read_idx
-
-    (tmp_path / "x.gz").write_bytes(gzip.compress(struct.pack(">IIII", 2051, 7, 28, 28) + images.tobytes()))
-    assert (_read_idx(tmp_path / "x.gz") == images).all()
+    for path in raw.iterdir():
+        (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path)
+    for test in (False, True):
+        source = open_source("fashion-mnist", test=test)
+        assert len(source) == 7 and (source.read(2) == images[2]).all()
+        assert source.labels is not None and source.labels.names[9] == "Ankle boot"

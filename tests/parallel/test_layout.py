@@ -1,11 +1,15 @@
+import resource
+import signal
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millionway.parallel.layout import local_range
 from millionway.parallel.shards import load_shards, save_shards
+from millionway.train.checkpoint import is_full_disk
 
 
 @given(num=st.integers(0, 50), size=st.integers(1, 9))
@@ -15,6 +19,20 @@ def test_ranges_are_those_of_torch_chunk(num: int, size: int) -> None:
     assert [stop - start for start, stop in ranges if stop > start] == [length for length in chunks if length]
     assert ranges[0][0] == 0 and ranges[-1][1] == num
     assert all(a[1] == b[0] for a, b in pairwise(ranges))
+
+
+def test_a_write_that_fails_says_why(tmp_path) -> None:
+    """A limit on the size of files stands for a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            save_shards({"rows": torch.zeros(1 << 20)}, tmp_path / "classifier")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert is_full_disk(caught.value)
 
 
 def test_shards_come_back(tmp_path) -> None:

@@ -67,6 +67,23 @@ def test_only_the_newest_stay_and_last_names_one(tmp_path) -> None:
     assert (tmp_path / "last").read_text() == "step_00000004\n"
 
 
+def test_what_was_just_saved_is_never_removed(tmp_path) -> None:
+    state = new_state()
+    state.step = 8
+    damaged = checkpoint.save(tmp_path, state, "f", keep=1)
+    (damaged / "state.json").unlink()
+    state.step = 4  # the run fell back behind it
+    checkpoint.save(tmp_path, state, "f", keep=1)
+    assert sorted(os.listdir(tmp_path)) == ["last", "step_00000004"]
+
+
+def test_rows_that_are_not_finite_are_seen() -> None:
+    state = new_state()
+    assert checkpoint.all_finite(state)
+    state.classifier.momentum[3, 2] = torch.inf
+    assert not checkpoint.all_finite(state)
+
+
 @pytest.mark.parametrize("damage", ["flip a bit", "cut a file", "remove a file", "empty state", "half-written"])
 def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage: str, caplog) -> None:
     state = new_state()

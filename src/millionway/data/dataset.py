@@ -46,13 +46,17 @@ def open_dataset(
     data_root: Path | None = None,
     manifest_path: Path | None = None,
     *,
+    source: Source | None = None,
     test: bool = False,
     num_threads: int = 2,
     max_unreadable: float = 0.01,
     progress: Callable[[Iterable, int, str], Iterable] | None = None,
 ) -> Dataset:
-    """manifest_path: a list made before; the images must still be those, and are not examined again."""
-    source = open_source(data, data_root, test)
+    """manifest_path: a list made before; the images must still be those, and are not examined again.
+
+    source: the data, if it is open already.
+    """
+    source = source or open_source(data, data_root, test)
     if manifest_path is not None:
         manifest = Manifest.load(manifest_path)
         changes = difference(manifest, source)

@@ -23,8 +23,8 @@ SMALL_SIDE = 128  # images up to this side live in memory, if they fit
 PREFETCHED_BATCHES = 2
 
 
-class TooManyUnreadable(RuntimeError):
-    """More images failed during training than the run allows."""
+class TooManyUnreadable(ValueError):
+    """More images failed after they were indexed than is allowed."""
 
 
 class Store(Protocol):
@@ -98,7 +98,8 @@ class FileStore:
             self._report(index, str(error))
             return None
         x_scale, y_scale = image.width / full_width, image.height / full_height
-        if abs(x_scale * full_height - image.height) > 1:
+        scaled = [(-(-full_width // scale), -(-full_height // scale)) for scale in (1, 2, 4, 8)]  # what draft() gives
+        if image.size not in scaled:
             self._report(
                 index,
                 f"it changed: {image.width} x {image.height} pixels, indexed as {full_width} x {full_height}",
@@ -145,24 +146,32 @@ def open_store(
         return FileStore(source, manifest, num_threads, max_failed)
     pixels = torch.zeros(len(manifest), 3, height, width, dtype=torch.uint8)
 
-    def load(index: int) -> None:
-        pixels[index] = torch.from_numpy(np.array(decode(source.read(index)))).permute(2, 0, 1)
+    def load(index: int) -> bool:
+        """Whether the image is still what the manifest says."""
+        try:
+            image = decode(source.read(index))
+        except UnreadableImage:
+            return False
+        if image.size == (width, height):
+            pixels[index] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return image.size == (width, height)
 
     loaded = in_order(load, ids.tolist(), num_threads, 64)
-    for _ in progress(loaded, len(ids), "reading images") if progress else loaded:
-        pass
+    if not all(progress(loaded, len(ids), "reading images") if progress else loaded):
+        return FileStore(source, manifest, num_threads, max_failed)  # which names what fails and goes on
     return MemoryStore(pixels)
 
 
 def plain_batches(
     store: Store, instance_ids: Tensor, size: int, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """(images, instance_ids) without augmentation, in the order given; the last batch may be smaller."""
+    """(images, instance_ids) without augmentation, in the order given; an image that fails is left out."""
 
     def read(ids: Tensor) -> tuple[Tensor, Tensor]:
         box = views.plain_boxes(store.heights[ids], store.widths[ids], size)
         read_ids, (images,) = store.crops(ids, [box], size)
-        return images, read_ids
+        good = read_ids == ids
+        return images[good], ids[good]
 
     for images, ids in in_order(read, instance_ids.split(batch_size), 1, PREFETCHED_BATCHES):
         yield images.to(device), ids.to(device)

@@ -1,9 +1,9 @@
 """Where images come from: a folder, a file list, a named set. All look alike."""
 
 import csv
-import difflib
 import gzip
 import io
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from millionway.data.images import EXTENSIONS, UnreadableImage
+from millionway.names import suggest
+
+log = logging.getLogger("millionway")
 
 SPLIT_FOLDERS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 1, "valid": 1, "validation": 1}
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -113,14 +116,12 @@ def open_source(data: str, data_root: Path | None = None, test: bool = False) ->
         return _folder(path)
     if path.is_file():
         return _file_list(path)
-    near = difflib.get_close_matches(data, NAMED, 1)
-    hint = f"Did you mean the set '{near[0]}'?" if near else f"Known sets: {', '.join(NAMED)}."
-    raise ValueError(f"--data {data}: no such folder or file. {hint}")
+    raise ValueError(f"--data {data}: no such folder or file, and no known set. {suggest(data, NAMED)}")
 
 
 def is_named(data: str) -> bool:
-    """Whether it is the name of a known set; a folder of that name comes first."""
-    return data in NAMED and not Path(data).is_dir()
+    """Whether it is the name of a known set; a folder of that name is ./NAME."""
+    return data in NAMED
 
 
 def has_test_split(data: str) -> bool:
@@ -156,7 +157,11 @@ def _folder(root: Path) -> FileSource:
 def _walk(root: Path) -> Iterator[str]:
     """Files below root, symbolic links followed, each folder once (so loops end); hidden names are passed over."""
     seen = set()
-    for folder, subfolders, files in os.walk(root, followlinks=True):
+
+    def warn(error: OSError) -> None:
+        log.warning("passed over: %s: %s", error.filename, error.strerror)
+
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=warn):
         status = os.stat(folder)
         if (status.st_dev, status.st_ino) in seen:
             subfolders.clear()
@@ -195,7 +200,7 @@ def _labels(texts: list[str], is_test: np.ndarray | None = None) -> Labels | Non
 def _file_list(path: Path) -> FileSource:
     """A .txt with a path a line, or a .csv with a column `path` and perhaps `label`; relative to the list's folder."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(
             f"--data {path}: not a text file. Give a folder, a .txt or .csv list, or a named set."
@@ -204,6 +209,9 @@ def _file_list(path: Path) -> FileSource:
         rows = list(csv.DictReader(io.StringIO(text, newline="")))
         if not rows or "path" not in rows[0]:
             raise ValueError(f"--data {path}: a .csv list needs a header with a column `path` (and perhaps `label`)")
+        for number, row in enumerate(rows, start=2):
+            if not row["path"]:
+                raise ValueError(f"--data {path}: line {number} has no path")
         names, texts = [row["path"] for row in rows], [row.get("label") or "" for row in rows]
     elif path.suffix.lower() in (".txt", ".lst", ".list", ""):
         names = [line for line in text.split("\n") if line.strip()]

@@ -97,13 +97,28 @@ def extract(
     image_size: int,
     device: torch.device,
     progress: Callable[[Iterable, int, str], Iterable] | None = None,
-) -> Tensor:
-    """Features of the plain views, in the order of the ids, encoder in eval mode: [images, features] on the CPU."""
+) -> tuple[Tensor, Tensor]:
+    """(features [images, features], instance ids) of the plain views, on the CPU, encoder in eval mode.
+
+    In the order of the ids; an image that can no longer be read is left out of both.
+    """
     was_training = encoder.training
     encoder.eval()
     batches = plain_batches(dataset.store, instance_ids, image_size, BATCH_SIZE, device)
     if progress:
         batches = progress(batches, -(-len(instance_ids) // BATCH_SIZE), "encoding")
-    features = [encoder(images).float().cpu() for images, _ in batches]
+    parts = [(encoder(images).float().cpu(), ids.cpu()) for images, ids in batches]
     encoder.train(was_training)
-    return torch.cat(features)
+    return torch.cat([features for features, _ in parts]), torch.cat([ids for _, ids in parts])
+
+
+def extract_labelled(
+    encoder: nn.Module,
+    part: Labelled,
+    image_size: int,
+    device: torch.device,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(features, labels)"""
+    features, ids = extract(encoder, part.dataset, part.instance_ids, image_size, device, progress)
+    return features, part.labels[torch.isin(part.instance_ids, ids)]

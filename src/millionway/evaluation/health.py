@@ -35,6 +35,6 @@ def health(
 
 def effective_rank(features: Float[Tensor, "images features"]) -> float:
     """RankMe: exp of the entropy of the normalized singular values."""
-    values = torch.linalg.svdvals(features.double().cpu())
+    values = torch.linalg.svdvals(features.cpu().double())
     share = values / values.sum().clamp(min=1e-12) + 1e-12
     return float(torch.exp(-(share * share.log()).sum()))

@@ -1,10 +1,9 @@
 """Score the encoder of a run: features once, then one protocol; the numbers go into the run folder.
 
-A protocol is a function of (bank, bank labels, queries, query labels) that yields (name, value). New ones are added to
-PROTOCOLS and stand in a file of their own.
+A protocol is a function of (bank, bank labels, queries, query labels, seed) that yields (name, value), in a file of its
+own. Few labels, fine-tuning, detection and retrieval have their place here, beside knn.py and linear.py.
 """
 
-import difflib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +17,10 @@ from millionway.data.dataset import open_dataset
 from millionway.data.sources import has_test_split
 from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
-from millionway.evaluation.features import Labelled, extract, labelled_split
+from millionway.evaluation.features import extract_labelled, labelled_split
 from millionway.evaluation.results import write_result
-from millionway.model.encoder_file import load_encoder
+from millionway.model.encoder_file import encoder_path, load_encoder
+from millionway.names import suggest
 
 
 def _knn(bank: Tensor, bank_labels: Tensor, queries: Tensor, query_labels: Tensor, seed: int) -> Iterator:
@@ -40,6 +40,8 @@ def evaluate(
     test_data: str | None = None,
     *,
     data_root: Path | None = None,
+    manifest: Path | None = None,
+    max_unreadable: float = 0.01,
     seed: int = 0,
     num_threads: int = 2,
     device: torch.device,
@@ -47,13 +49,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """The numbers of a protocol. Queries: test_data, the data's own test split, or a held-out fifth of each class."""
     if protocol not in PROTOCOLS:
-        near = difflib.get_close_matches(protocol, PROTOCOLS, 1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(PROTOCOLS)}."
-        raise ValueError(f"evaluate {protocol}: no such protocol. {hint}")
+        raise ValueError(f"evaluate {protocol}: no such protocol. {suggest(protocol, PROTOCOLS)}")
     started = time.monotonic()
     encoder = load_encoder(run).to(device)
-    options: dict[str, Any] = {"num_threads": num_threads, "progress": progress}
-    train = open_dataset(data, data_root, **options)
+    options: dict[str, Any] = {"num_threads": num_threads, "max_unreadable": max_unreadable, "progress": progress}
+    train = open_dataset(data, data_root, manifest, **options)
     test = None
     if test_data is not None:
         test = open_dataset(test_data, data_root, test=has_test_split(test_data), **options)
@@ -66,11 +66,10 @@ def evaluate(
             "(at least two), a `label` column of a .csv list, or those of a named set."
         )
 
-    def features(part: Labelled) -> Tensor:
-        return extract(encoder, part.dataset, part.instance_ids, encoder.spec.image_size, device, progress)
-
-    bank, queries = features(split.bank), features(split.queries)
-    numbers = dict(PROTOCOLS[protocol](bank, split.bank.labels, queries, split.queries.labels, seed))
+    size = encoder.spec.image_size
+    bank, bank_labels = extract_labelled(encoder, split.bank, size, device, progress)
+    queries, query_labels = extract_labelled(encoder, split.queries, size, device, progress)
+    numbers = dict(PROTOCOLS[protocol](bank, bank_labels, queries, query_labels, seed))
     settings = {
         "data": data,
         "test_data": test_data,
@@ -79,7 +78,7 @@ def evaluate(
         "num_labels": len(split.label_names),
         "chance": split.chance,
         "image_size": encoder.spec.image_size,
-        "encoder_hash": file_hash(run / "encoder.safetensors" if run.is_dir() else run),
+        "encoder_hash": file_hash(encoder_path(run)),
         "data_fingerprint": train.manifest.fingerprint,
         **_settings_of(protocol, len(bank)),
     }

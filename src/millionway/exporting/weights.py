@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from millionway.files import replacing, write_whole
+from millionway.files import check_new, replacing, write_whole
 from millionway.model.encoder import EncoderSpec
-from millionway.model.encoder_file import read_encoder_file
+from millionway.model.encoder_file import encoder_path, read_encoder_file
 
-SUFFIXES = {"safetensors": ".safetensors", "torch": ".pt"}
+FORMATS = ("safetensors", "torch")
 
 
 def export(run: Path, out: Path, format: str = "safetensors") -> Path:
@@ -19,14 +19,13 @@ def export(run: Path, out: Path, format: str = "safetensors") -> Path:
 
     torch: a file for torch.load(weights_only=True); what rebuilds the encoder is written beside it as .json.
     """
-    if format not in SUFFIXES:
-        raise ValueError(f"--format {format}: there are {' and '.join(SUFFIXES)}")
-    path = run / "encoder.safetensors" if run.is_dir() else run
+    if format not in FORMATS:
+        raise ValueError(f"--format {format}: there are {' and '.join(FORMATS)}")
+    path = encoder_path(run)
     spec, state = read_encoder_file(path)
-    if out.exists():
-        raise ValueError(f"--out {out} exists already; choose another name")
-    if not out.resolve().parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.resolve().parent}")
+    check_new(out)
+    if format == "torch":
+        check_new(out.with_suffix(".json"))
     with replacing(out) as aside:
         if format == "safetensors":
             shutil.copyfile(path, aside)

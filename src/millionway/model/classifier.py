@@ -177,11 +177,12 @@ class InstanceClassifier(nn.Module):
     def ranks(
         self, embeddings: Float[Tensor, "batch dim"], instance_ids: Int[Tensor, " batch"]
     ) -> Int[Tensor, " batch"]:
-        """How many classes score higher than its own, for each embedding; 0 is a top-1 hit, below 5 a top-5 hit."""
+        """How many other classes score as high as its own, per embedding; 0 is a top-1 hit, below 5 a top-5 hit."""
         x = self._checked(embeddings, instance_ids)
         with torch.autocast(x.device.type, enabled=False):
             cosines = (unit(x)[0] @ unit(self.weight)[0].T).masked_fill(~self.alive, -torch.inf)
-        return (cosines > cosines.gather(1, instance_ids[:, None])).sum(dim=1)
+        rounding = 1e-12 if cosines.dtype == torch.float64 else 1e-6
+        return (cosines > cosines.gather(1, instance_ids[:, None]) - rounding).sum(dim=1) - 1
 
     @torch.no_grad()
     def set_rows(self, instance_ids: Int[Tensor, " n"], rows: Float[Tensor, "n dim"]) -> None:

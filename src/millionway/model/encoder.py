@@ -1,6 +1,6 @@
 """Views -> features. Backbones of torchvision and timm by name, and a narrow ResNet for work on a CPU."""
 
-import difflib
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from millionway import randomness
+from millionway.names import suggest
 
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
+PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,13 @@ def full_name(name: str) -> str:
     if library in ("", "timm") and timm.is_model(short):
         return f"timm/{short}"
     known = ["narrow-resnet", *known_torchvision, *timm.list_models()]
-    near = difflib.get_close_matches(short.lower(), known, 3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "Names are torchvision's and timm's, or narrow-resnet."
-    raise ValueError(f"--encoder {name}: no such encoder. {hint}")
+    raise ValueError(f"--encoder {name}: no such encoder. {suggest(short, known, 3)}")
 
 
 def choose_stem(name: str, stem: str, image_size: int) -> Literal["standard", "small"]:
     """What `auto` means: the small stem for images up to 64 px, where the encoder is a ResNet."""
     if stem == "auto":
-        is_resnet = name == "narrow-resnet" or name.partition("/")[2].startswith(("resnet", "wide_resnet", "resnext"))
+        is_resnet = name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
         return "small" if image_size <= SMALL_IMAGE and is_resnet else "standard"
     assert stem in ("standard", "small")
     return stem
@@ -126,7 +126,9 @@ def _backbone(spec: EncoderSpec) -> nn.Module:
     if library == "torchvision":
         import torchvision
 
-        backbone = _without_last_linear(torchvision.models.get_model(name, weights=None), name)
+        # These two would return several outputs in training.
+        options = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        backbone = _without_last_linear(torchvision.models.get_model(name, weights=None, **options), name)
     else:
         import timm
 

@@ -19,11 +19,14 @@ def save_encoder(encoder: Encoder, path: Path, **notes: str) -> None:
         save_file(state, aside, header)
 
 
+def encoder_path(run: Path) -> Path:
+    """The file of a run folder, or the file itself."""
+    return run / "encoder.safetensors" if run.is_dir() else run
+
+
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder as it was saved, in eval mode. `path`: the file, or the run folder it is in."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "encoder.safetensors"
+    path = encoder_path(Path(path))
     spec, state = read_encoder_file(path)
     encoder = build_encoder(spec)
     try:

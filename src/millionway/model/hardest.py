@@ -25,21 +25,27 @@ def top_k(rows: Float[Tensor, "classes dim"], k: int, alive: Bool[Tensor, " clas
 
 
 def _top_k_of_block(cosines: Tensor, queries: Tensor, exact: Tensor, k: int) -> Tensor:
-    """Candidates in float32, as many as could be among the k; then their order in float64."""
+    """Candidates in float32, more than k; then their order in float64."""
     num_candidates = min(k + 16, cosines.shape[1])
-    while True:
-        values, candidates = cosines.topk(num_candidates, dim=1)
-        could_be_more = values[:, -1] >= values[:, k - 1] - MARGIN
-        if num_candidates == cosines.shape[1] or not bool(could_be_more.any()):
-            break
-        num_candidates = min(2 * num_candidates, cosines.shape[1])
+    values, candidates = cosines.topk(num_candidates, dim=1)
+    best = _order(values, candidates, queries, exact, k)
+    if num_candidates < cosines.shape[1]:
+        # Where the last candidate is as good as the k-th, as among duplicates, there may be more: row by row.
+        kth = values[:, k - 1 : k] - MARGIN
+        for row in (values[:, -1:] >= kth).nonzero()[:, 0].tolist():
+            near = (cosines[row] >= kth[row]).nonzero()[:, 0]
+            best[row] = _order(cosines[row, near][None], near[None], queries[row : row + 1], exact, k)[0]
+    return best
+
+
+def _order(values: Tensor, candidates: Tensor, queries: Tensor, exact: Tensor, k: int) -> Tensor:
+    """The first k candidates by (cosine in float64, lower id)."""
     candidates, order = candidates.sort(dim=1)
-    left_out = torch.isinf(values.gather(1, order))
-    exact_candidates = exact[candidates.to(exact.device)]  # [block, candidates, dim]
-    scores = torch.einsum("bd,bcd->bc", queries, exact_candidates).to(candidates.device)
-    scores = scores.masked_fill(left_out, -torch.inf)
+    left_out = torch.isinf(values.gather(1, order)).to(exact.device)
+    rows = exact[candidates.to(exact.device)]  # [queries, candidates, dim]
+    scores = torch.einsum("bd,bcd->bc", queries, rows).masked_fill(left_out, -torch.inf)
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return candidates.gather(1, best).to(torch.int32)
+    return candidates.gather(1, best.to(candidates.device)).to(torch.int32)
 
 
 def _unit(rows: Tensor) -> Tensor:

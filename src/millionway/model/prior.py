@@ -1,6 +1,6 @@
 """The contrastive prior: before step 0, row i becomes what the untrained network says of image i."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -14,7 +14,6 @@ from millionway.model.classifier import InstanceClassifier
 @torch.no_grad()
 def write_prior(
     mode: str,
-    embed: Callable[[Tensor], Tensor],
     network: nn.Module,
     classifier: InstanceClassifier,
     batches: Iterable[tuple[Tensor, Tensor]],
@@ -27,11 +26,13 @@ def write_prior(
     random: Gaussian directions at the mean length that batch-bn gives, so that only the directions differ.
     """
     was_training = network.training
-    network.train(mode in ("batch-bn", "random"))
+    network.eval()  # dropout and the like stay off
+    for layer in _bn_layers(network):
+        layer.train(mode in ("batch-bn", "random"))
     norms = []
     with running_bn(network) if mode == "running-bn" else nullcontext():
         for images, instance_ids in batches:
-            rows = embed(images).float()
+            rows = network(images).float()
             norms.append(rows.norm(dim=1))
             if mode != "random":
                 classifier.set_rows(instance_ids, rows)
@@ -45,18 +46,19 @@ def write_prior(
 
 @contextmanager
 def running_bn(network: nn.Module) -> Iterator[None]:
-    """Within it, each BN first moves its running statistics by the batch, then normalizes with them."""
+    """Within it, BN layers in eval mode first move their running statistics by the batch, then normalize with them."""
 
-    def forward(bn: _BatchNorm, x: Tensor) -> Tensor:
-        assert bn.running_mean is not None and bn.running_var is not None
-        F.batch_norm(x, bn.running_mean, bn.running_var, training=True, momentum=bn.momentum or 0.1)
-        return F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias, eps=bn.eps)
+    def move_statistics(bn: nn.Module, inputs: tuple[Tensor]) -> None:
+        assert isinstance(bn, _BatchNorm)
+        F.batch_norm(inputs[0], bn.running_mean, bn.running_var, training=True, momentum=bn.momentum or 0.1)
 
-    layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    for layer in layers:
-        layer.forward = forward.__get__(layer)
+    hooks = [layer.register_forward_pre_hook(move_statistics) for layer in _bn_layers(network)]
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for hook in hooks:
+            hook.remove()
+
+
+def _bn_layers(network: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]

@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from millionway.files import sync, write_whole
 from millionway.model.classifier import InstanceClassifier
 from millionway.parallel.shards import load_shards, save_shards
 from millionway.train.step import Network
@@ -61,19 +62,18 @@ def save(checkpoints: Path, state: State, fingerprint: str, keep: int) -> Path:
         save_shards(_classifier_tensors(state), aside / "classifier")
         files = {str(path.relative_to(aside)): _seal(path) for path in sorted(aside.rglob("*")) if path.is_file()}
         counters = {"version": 1, "step": state.step, "fingerprint": fingerprint, "files": files}
-        _write_synced(aside / "state.json", json.dumps(counters, indent=2))
-        for folder in (aside / "classifier", aside):
-            _sync_folder(folder)
+        write_whole(aside / "state.json", json.dumps(counters, indent=2))
+        sync(aside / "classifier")
         shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
         os.rename(aside, final)
-        _sync_folder(checkpoints)
-        _write_synced(checkpoints / ".last.tmp", final.name + "\n")
-        os.replace(checkpoints / ".last.tmp", checkpoints / "last")
-        _sync_folder(checkpoints)
+        sync(checkpoints)
+        write_whole(checkpoints / "last", final.name + "\n")
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    for old in complete(checkpoints)[keep:]:
+    # Later steps are damaged ones that the run was taken back behind.
+    later = [each for each in complete(checkpoints) if each.name > final.name]
+    for old in [*later, *complete(checkpoints)[len(later) + keep :]]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -116,6 +116,12 @@ def find_damage(folder: Path) -> str:
     return ""
 
 
+def all_finite(state: State) -> bool:
+    """Whether the state is worth saving."""
+    tensors = [*_model_tensors(state).values(), *_classifier_tensors(state).values()]
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
 def _load(folder: Path, state: State, counters: dict[str, Any]) -> None:
     tensors = load_file(folder / "model.safetensors")
     state.network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")}, strict=True)
@@ -142,8 +148,7 @@ def _classifier_tensors(state: State) -> dict[str, Tensor]:
 
 def _seal(path: Path) -> dict[str, int]:
     """Sync a file to the disk and describe it."""
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
+    sync(path)
     return {"bytes": path.stat().st_size, "crc32": _checksum(path)}
 
 
@@ -153,18 +158,3 @@ def _checksum(path: Path) -> int:
         while chunk := file.read(1 << 22):
             value = zlib.crc32(chunk, value)
     return value
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,7 @@
 """A run, top to bottom: images in, run folder out."""
 
 import logging
-import math
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -15,11 +15,13 @@ from torch import Tensor
 from millionway import config as settings
 from millionway import randomness
 from millionway.config import Pretrain
+from millionway.console import Interrupt, bar, messages, track
 from millionway.data.dataset import Dataset, open_dataset
 from millionway.data.loader import TooManyUnreadable, plain_batches, view_batches
 from millionway.data.sampler import Sampler
-from millionway.data.sources import has_test_split
-from millionway.evaluation.features import Split, extract, labelled_split
+from millionway.data.sources import has_test_split, open_source
+from millionway.environment import choose_device, num_cores
+from millionway.evaluation.features import Split, extract, extract_labelled, labelled_split
 from millionway.evaluation.health import health
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
@@ -30,11 +32,17 @@ from millionway.model.encoder_file import save_encoder
 from millionway.model.prior import write_prior
 from millionway.parallel.group import Group
 from millionway.train import checkpoint
-from millionway.train.console import Interrupt, bar, messages, track
-from millionway.train.environment import choose_device, num_cores
 from millionway.train.metrics import Metrics, peak_memory_bytes
 from millionway.train.schedule import learning_rate
-from millionway.train.setup import build, new_run_folder, open_images, resolve, write_run_files
+from millionway.train.setup import (
+    build,
+    check_early,
+    new_run_folder,
+    open_images,
+    resolve,
+    take_weights,
+    write_run_files,
+)
 from millionway.train.step import StepResult, train_step
 
 log = logging.getLogger("millionway")
@@ -60,7 +68,10 @@ def pretrain(config: Pretrain) -> Path:
         if config.model.encoder is not None:
             config = settings.with_settings(config, encoder=full_name(config.model.encoder))
         torch.set_num_threads(config.running.threads or num_cores())
-        dataset = open_images(config, run / "manifest.arrow" if config.resume else config.images.manifest)
+        source = open_source(config.data, config.images.data_root)
+        if not config.resume:
+            check_early(config, len(source), device)
+        dataset = open_images(config, source, run / "manifest.arrow" if config.resume else config.images.manifest)
         resolved = resolve(config, dataset, device)
         state, spec = build(resolved, dataset, device)
         if not config.resume:
@@ -95,12 +106,16 @@ class _Run:
         with Interrupt() as self.interrupt:
             try:
                 if not resumed:
+                    if self.config.init_from is not None:
+                        take_weights(self.state.network.encoder, self.config.init_from)
                     untrained = {f"random_{name}": value for name, value in self._knn()}
                     self._write_prior()
                     self._evaluate(untrained)
                     self._save()
                 self._train()
                 self._write_neighbors()
+            except TooManyUnreadable as error:
+                raise RunStopped(f"{error}. Repair that, then: {self._resume_command()}") from None
             except (OSError, RuntimeError, SafetensorError) as error:
                 if checkpoint.is_full_disk(error):
                     raise RunStopped(self._no_space()) from None
@@ -142,7 +157,6 @@ class _Run:
         norm = write_prior(
             prior.prior,
             self.state.network,
-            self.state.network,
             self.state.classifier,
             self._until_interrupted(track(batches, len(starts), "contrastive prior")),
             prior.row_norm,
@@ -170,8 +184,8 @@ class _Run:
                 for views, instance_ids in self._batches(state.step):
                     result = self._step(views, instance_ids)
                     is_last = state.step == self.num_steps
-                    if state.step % running.log_every == 0 or is_last:
-                        loss, top1, speed = self._log_step(result, instance_ids)
+                    if result.ranks is not None:
+                        loss, top1, speed = self._log_step(float(result.loss), result.ranks)
                         progress.update(task, loss=loss, top1=top1, speed=speed)
                     progress.update(task, completed=state.step)
                     epoch, rest = divmod(state.step, self.steps_per_epoch)
@@ -183,18 +197,19 @@ class _Run:
                         self._save()
                     if self.interrupt.asked and not is_last:
                         raise Interrupted(f"stopped after step {state.step}; go on with: {self._resume_command()}")
-            except TooManyUnreadable as error:
+            except TooManyUnreadable:
                 self._save()
-                raise RunStopped(f"{error}. Saved at step {state.step}; then: {self._resume_command()}") from None
+                raise
 
     def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        config = self.config
         steps = range(first_step, self.num_steps)
-        augmentation = {
-            name: getattr(config.views, name) for name in ["crop_min", "flip", "jitter", "grayscale", "blur"]
-        }
         keys_and_ids = ((self._view_keys(step), self.sampler.batch(step)) for step in steps)
-        return view_batches(self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **augmentation)
+        return view_batches(self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self._augmentation())
+
+    def _augmentation(self) -> dict[str, float]:
+        views = self.config.views
+        names = ("crop_min", "flip", "jitter", "grayscale", "blur")
+        return {name: getattr(views, name) for name in names}
 
     def _view_keys(self, step: int) -> list[int]:
         seed, epoch = self.config.training.seed, step // self.steps_per_epoch
@@ -207,6 +222,8 @@ class _Run:
         torch.manual_seed(randomness.key_of(training.seed, "step", state.step))  # for encoders with dropout
         assert training.lr is not None
         self.lr = learning_rate(state.step, self.num_steps, self.num_warmup_steps, training.lr)
+        running = self.config.running
+        is_logged = (state.step + 1) % running.log_every == 0 or state.step + 1 == self.num_steps
         try:
             result = train_step(
                 state.network,
@@ -220,17 +237,20 @@ class _Run:
                 row_lr=self.lr * method.row_lr,
                 momentum=training.momentum,
                 weight_decay=training.weight_decay,
+                with_ranks=is_logged,
             )
         except NotFiniteError:
             raise RunStopped(self._diverged()) from None
+        if not bool(torch.isfinite(result.loss)):
+            raise RunStopped(self._diverged())
         state.step += 1
         return result
 
     def _diverged(self) -> str:
         good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
-        epoch = self.state.step // self.steps_per_epoch + 1
+        step, epoch = self.state.step + 1, self.state.step // self.steps_per_epoch + 1
         return (
-            f"the loss is not finite (NaN) at step {self.state.step}, epoch {epoch}. "
+            f"the loss is not finite (NaN) at step {step}, epoch {epoch}. "
             f"The last good checkpoint is {good}. The learning rate was {self.lr:.3g}: start again with a lower --lr."
         )
 
@@ -239,12 +259,8 @@ class _Run:
         newest = f"The newest complete checkpoint is {left[0]}" if left else "There is no checkpoint yet"
         return f"no space left in {self.run}. {newest}. Make space, then: {self._resume_command()}"
 
-    def _log_step(self, result: StepResult, instance_ids: Tensor) -> tuple[float, float, float]:
+    def _log_step(self, loss: float, ranks: Tensor) -> tuple[float, float, float]:
         """(loss, top-1 of the batch, images per second), also written to the metrics."""
-        loss = float(result.loss)
-        if not math.isfinite(loss):
-            raise RunStopped(self._diverged())
-        ranks = self.state.classifier.ranks(result.embeddings, instance_ids)
         top1 = float((ranks < 1).float().mean())
         now, step = time.monotonic(), self.state.step
         speed = (step - self.last_step) * self.sampler.batch_size / max(now - self.last_time, 1e-9)
@@ -280,11 +296,9 @@ class _Run:
         if self.split is None:
             return
         encoder, size = self.state.network.encoder, self.spec.image_size
-        bank, queries = (
-            extract(encoder, part.dataset, part.instance_ids, size, self.device)
-            for part in (self.split.bank, self.split.queries)
-        )
-        yield from knn(bank, self.split.bank.labels, queries, self.split.queries.labels)
+        bank, bank_labels = extract_labelled(encoder, self.split.bank, size, self.device)
+        queries, query_labels = extract_labelled(encoder, self.split.queries, size, self.device)
+        yield from knn(bank, bank_labels, queries, query_labels)
 
     @torch.no_grad()
     def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
@@ -294,16 +308,13 @@ class _Run:
         all_ids = self.dataset.instance_ids
         order = torch.randperm(len(all_ids), generator=randomness.generator(seed, "health"))
         ids = all_ids[order[:HEALTH_INSTANCES]]
-        augmentation = {
-            name: getattr(config.views, name) for name in ["crop_min", "flip", "jitter", "grayscale", "blur"]
-        }
         keys = [randomness.key_of(seed, "health", epoch)]
         batches = view_batches(
             self.dataset.store,
             [(keys, part) for part in ids.split(256)],
             self.spec.image_size,
             self.device,
-            **augmentation,
+            **self._augmentation(),
         )
         network.eval()
         features, embeddings, read_ids = [], [], []
@@ -315,19 +326,21 @@ class _Run:
         yield from health(self.state.classifier, torch.cat(features), torch.cat(embeddings), torch.cat(read_ids))
 
     def _save(self) -> None:
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in self.state.network.state_dict().values()):
+        if not checkpoint.all_finite(self.state):
             raise RunStopped(self._diverged())
         self.metrics.sync()
         checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
 
     def _resume_command(self) -> str:
-        return f"millionway pretrain --resume --out {self.run}"
+        return f"millionway pretrain --resume --out {shlex.quote(str(self.run))}"
 
     def _write_neighbors(self) -> None:
         """For the report: some images and what the encoder finds alike."""
         encoder = self.state.network.encoder
         seed, started = self.config.training.seed, time.monotonic()
-        ids = self.dataset.instance_ids[: self.config.running.eval_images]
-        features = extract(encoder, self.dataset, ids, self.spec.image_size, self.device)
-        rows = neighbors(self.dataset, ids, features, seed)
+        order = torch.randperm(len(self.dataset.instance_ids), generator=randomness.generator(seed, "neighbors"))
+        some = self.dataset.instance_ids[order[: self.config.running.eval_images]]
+        features, ids = extract(encoder, self.dataset, some, self.spec.image_size, self.device)
+        labels = None if self.config.images.labels == "none" else self.dataset.labels
+        rows = neighbors(self.dataset, ids, features, labels)
         write_result(self.run, "neighbors", {"rows": rows}, {}, seed, time.monotonic() - started)

@@ -10,8 +10,10 @@ import torch
 
 from millionway import config as settings
 from millionway.config import Pretrain
+from millionway.console import track
 from millionway.data.dataset import Dataset, open_dataset
-from millionway.data.sources import is_named
+from millionway.data.sources import Source, is_named
+from millionway.environment import describe_environment, num_cores
 from millionway.files import write_whole
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem
@@ -19,8 +21,6 @@ from millionway.model.encoder_file import load_encoder
 from millionway.model.head import build_head
 from millionway.parallel.group import Group
 from millionway.train import checkpoint
-from millionway.train.console import track
-from millionway.train.environment import describe_environment, num_cores
 from millionway.train.step import Network
 
 log = logging.getLogger("millionway")
@@ -48,16 +48,15 @@ def new_run_folder(run: Path) -> Iterator[None]:
         raise
 
 
-def resume_config(out: Path) -> Pretrain:
-    """The settings of the run in a folder, marked to go on."""
-    path = Path(out) / "config.json"
+def run_config(run: Path) -> Pretrain:
+    """The settings of the run in a folder."""
+    path = run / "config.json"
     if not path.is_file():
-        raise ValueError(f"--resume: there is no run in {out} (no config.json). Start one without --resume.")
+        raise ValueError(f"there is no run in {run} (no config.json)")
     try:
-        stored = settings.from_json(path.read_text())
+        return settings.from_json(path.read_text())
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--resume: {path} cannot be read: {error}") from None
-    return settings.with_settings(stored, resume=True, out=Path(out))
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
@@ -69,12 +68,19 @@ def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
         raise ValueError(f"--resume goes on with the run's own settings: {what}. Leave them out, or start a new run.")
 
 
-def open_images(config: Pretrain, manifest: Path | None) -> Dataset:
+def check_early(config: Pretrain, num_files: int, device: torch.device) -> None:
+    """Refuse what can be refused before every image has been read."""
+    first = settings.resolve(config, num_files, None, device.type != "cpu", num_cores())
+    _new_encoder(_with_stem(first))
+
+
+def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Dataset:
     images = config.images
     return open_dataset(
         config.data,
         images.data_root,
         manifest,
+        source=source,
         num_threads=torch.get_num_threads(),
         max_unreadable=images.max_unreadable,
         progress=track,
@@ -83,12 +89,9 @@ def open_images(config: Pretrain, manifest: Path | None) -> Dataset:
 
 def build(config: Pretrain, dataset: Dataset, device: torch.device) -> tuple[checkpoint.State, EncoderSpec]:
     """Encoder, head, classifier and optimizer, as they are before the first step."""
-    model, images, seed = config.model, config.images, config.training.seed
-    assert model.encoder and images.image_size and model.stem != "auto" and config.training.lr is not None
-    spec = EncoderSpec(model.encoder, model.stem, images.image_size, images.mean, images.std)
-    encoder = build_encoder(spec, seed)
-    if config.init_from is not None and not config.resume:
-        _take_weights(encoder, config.init_from)
+    model, seed = config.model, config.training.seed
+    assert config.training.lr is not None
+    encoder = _new_encoder(config)
     head = build_head(model.head, encoder.feature_dim, model.dim, seed)
     network = Network(encoder, head).to(device)
     classifier = InstanceClassifier(
@@ -111,17 +114,28 @@ def build(config: Pretrain, dataset: Dataset, device: torch.device) -> tuple[che
     if config.classifier.hardest:
         shape = (len(classifier.weight), config.classifier.hardest)
         hardest = torch.zeros(shape, dtype=torch.int32, device=device)
-    return checkpoint.State(network, optimizer, classifier, hardest, step=0), spec
+    return checkpoint.State(network, optimizer, classifier, hardest, step=0), encoder.spec
 
 
-def _take_weights(encoder: Encoder, path: Path) -> None:
+def _new_encoder(config: Pretrain) -> Encoder:
+    model, images = config.model, config.images
+    assert model.encoder and images.image_size and model.stem != "auto"
+    spec = EncoderSpec(model.encoder, model.stem, images.image_size, images.mean, images.std)
+    encoder = build_encoder(spec, config.training.seed)
+    if config.init_from is not None and not config.resume:
+        take_weights(encoder, config.init_from)
+    return encoder
+
+
+def take_weights(encoder: Encoder, path: Path) -> None:
+    """Start from another run's encoder of the same kind."""
     other = load_encoder(path)
     if (other.spec.name, other.spec.stem) != (encoder.spec.name, encoder.spec.stem):
         raise ValueError(
             f"--init-from {path} is {other.spec.name} with the {other.spec.stem} stem, this run trains "
             f"{encoder.spec.name} with the {encoder.spec.stem} stem; set --encoder and --stem alike"
         )
-    encoder.load_state_dict(other.state_dict())
+    encoder.backbone.load_state_dict(other.backbone.state_dict())
 
 
 def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
@@ -151,11 +165,20 @@ def write_run_files(run: Path, asked: Pretrain, resolved: Pretrain, dataset: Dat
 
 
 def resolve(config: Pretrain, dataset: Dataset, device: torch.device) -> Pretrain:
-    """Every setting has a value, and a run can go on from any working folder."""
-    resolved = settings.resolve(
-        config, len(dataset.instance_ids), dataset.small_side(), device.type != "cpu", num_cores()
+    """Every setting has a value, and the run can go on from any working folder."""
+    side = dataset.small_side()
+    resolved = _with_stem(settings.resolve(config, len(dataset.instance_ids), side, device.type != "cpu", num_cores()))
+    paths = {name: _absolute(settings.flat(resolved)[name]) for name in ("init_from", "data_root")}
+    data = config.data if is_named(config.data) else str(_absolute(Path(config.data)))
+    return settings.with_settings(resolved, data=data, **paths)
+
+
+def _with_stem(config: Pretrain) -> Pretrain:
+    assert config.model.encoder and config.images.image_size
+    return settings.with_settings(
+        config, stem=choose_stem(config.model.encoder, config.model.stem, config.images.image_size)
     )
-    assert resolved.model.encoder and resolved.images.image_size
-    stem = choose_stem(resolved.model.encoder, resolved.model.stem, resolved.images.image_size)
-    data = str(Path(config.data).expanduser().resolve()) if not is_named(config.data) else config.data
-    return settings.with_settings(resolved, stem=stem, data=data)
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.expanduser().resolve()

@@ -31,8 +31,8 @@ class Network(nn.Module):
 @dataclass(frozen=True)
 class StepResult:
     loss: Tensor
-    embeddings: Tensor
-    """of this step's views, before the update"""
+    ranks: Tensor | None
+    """of this step's views among the rows as they were before the update, if asked for"""
 
 
 def train_step(
@@ -48,6 +48,7 @@ def train_step(
     row_lr: float,
     momentum: float,
     weight_decay: float,
+    with_ranks: bool = False,
 ) -> StepResult:
     """Tell every view's instance from all others; move encoder, head and rows by SGD.
 
@@ -55,6 +56,7 @@ def train_step(
     """
     embeddings = network(views)
     loss = classifier(embeddings, instance_ids, hardest, alpha)
+    ranks = classifier.ranks(embeddings, instance_ids) if with_ranks else None
 
     for parameters in optimizer.param_groups:
         parameters["lr"] = lr
@@ -63,4 +65,4 @@ def train_step(
     (classifier.group.size * loss).backward()
     optimizer.step()
     classifier.update(row_lr, momentum, weight_decay)
-    return StepResult(loss.detach(), embeddings.detach())
+    return StepResult(loss.detach(), ranks)

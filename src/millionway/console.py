@@ -22,6 +22,7 @@ from rich.progress import (
 Item = TypeVar("Item")
 console = Console(stderr=True)
 log = logging.getLogger("millionway")
+TO_TERMINAL = "millionway to terminal"
 
 
 class _QuietFileHandler(logging.FileHandler):
@@ -34,10 +35,12 @@ class _QuietFileHandler(logging.FileHandler):
 @contextmanager
 def messages(log_file: Path | None = None) -> Iterator[None]:
     """Messages go to the terminal, and with their time to a file."""
-    to_terminal = logging.StreamHandler()
-    if console.is_terminal:  # so that messages and bars do not write over each other
-        to_terminal = RichHandler(console=console, show_path=False, show_level=False, show_time=False)
-    handlers: list[logging.Handler] = [to_terminal]
+    handlers: list[logging.Handler] = []
+    if not any(handler.name == TO_TERMINAL for handler in log.handlers):  # a verb that runs another one speaks once
+        # Rich keeps messages and bars from writing over each other.
+        rich = RichHandler(console=console, show_path=False, show_level=False, show_time=False)
+        handlers.append(rich if console.is_terminal else logging.StreamHandler())
+        handlers[0].name = TO_TERMINAL
     if log_file is not None:
         to_file = _QuietFileHandler(log_file, encoding="utf-8")
         to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
