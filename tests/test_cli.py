@@ -1,5 +1,6 @@
 """The verbs, and what bad input gets: a clear message, an exit code, and nothing left behind."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -42,7 +43,7 @@ def test_run_folder_holds_what_it_should(run) -> None:
         *("checkpoints", "evaluation", "encoder.safetensors", "report.html"),
     }
     kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert kinds == ["evaluation", "step", "evaluation"]
+    assert kinds == ["evaluation", "step", "step", "evaluation"]
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     health = {"instance_top1", "instance_top5", "effective_rank", "positive_cosine", "hardest_negative_cosine"}
     assert health | {"knn_20", "knn_200", "random_knn_20", "random_knn_200"} <= set(first)
@@ -79,7 +80,8 @@ def test_embed(run, digit_folder, tmp_path) -> None:
 
 def test_export(run, tmp_path, capsys) -> None:
     assert main(["export", "--run", str(run), "--out", str(tmp_path / "e.pt"), "--format", "torch"]) == 0
-    assert "load_encoder" in capsys.readouterr().out
+    snippet = capsys.readouterr().out.split("To load it:\n")[1]
+    exec(snippet, {})
     state = torch.load(tmp_path / "e.pt", weights_only=True)
     assert set(state) == set(millionway.load_encoder(run).backbone.state_dict())
     assert json.loads((tmp_path / "e.json").read_text())["name"] == "narrow-resnet"
@@ -225,6 +227,12 @@ def test_resume_refuses_what_is_not_the_same_run(capsys, digit_folder, tmp_path)
     assert "cannot be read" in refused(capsys, *again)
 
 
+def test_a_run_in_use_is_refused(capsys, run) -> None:
+    with open(run / "train.log", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "is in use" in refused(capsys, "pretrain", "--resume", "--out", run)
+
+
 def test_nan_stops_and_names_the_step(capsys, digit_folder, tmp_path) -> None:
     out = tmp_path / "run"
     args = ("pretrain", "--data", digit_folder, "--out", out, *TINY, "--epochs", "3", "--lr", "1e25")
@@ -283,12 +291,13 @@ def test_every_kind_of_picture_and_name_trains(tmp_path) -> None:
     noise.resize((900, 20)).save(photos / "long.webp")
     Image.new("1", (20_000, 10_000)).save(photos / "200 megapixels.png")
     (photos / "empty.jpg").write_bytes(b"")
+    os.mkfifo(photos / "pipe.jpg")
     (photos / "cut.jpg").write_bytes((photos / "cmyk.jpg").read_bytes()[:300])
     out = tmp_path / "[/x] run"
     args = ["pretrain", "--data", str(photos), "--out", str(out), "--epochs", "2", "--batch-size", "4"]
-    assert main([*args, "--image-size", "32", "--max-unreadable", "0.3"]) == 0
+    assert main([*args, "--image-size", "32", "--max-unreadable", "0.34"]) == 0
     manifest = Manifest.load(out / "manifest.arrow")
-    assert set(manifest.problems) == {"200 megapixels.png", "empty.jpg", "cut.jpg"} and len(manifest) == 11
+    assert set(manifest.problems) == {"200 megapixels.png", "empty.jpg", "cut.jpg", "pipe.jpg"} and len(manifest) == 12
     assert "too many pixels" in (out / "train.log").read_text()
 
 

@@ -32,7 +32,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     verb, rest = args[0], args[1:]
     if verb not in VERBS:
-        return _fail(f"millionway {verb}: no such command. {suggest(verb, VERBS)}", 2)
+        return _fail(f"{verb}: no such command. {suggest(verb, VERBS)}", 2)
     try:
         VERBS[verb](rest)
         return 0
@@ -45,7 +45,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except (RuntimeError, OSError) as error:
         from millionway.train.pretrain import Interrupted, RunStopped
 
-        if not isinstance(error, (RunStopped, OSError)):
+        if isinstance(error, OSError):
+            return _fail(f"{error.filename or 'error'}: {error.strerror or error}", 1)
+        if not isinstance(error, RunStopped):
             raise
         return _fail(str(error), 130 if isinstance(error, Interrupted) else 1)
 
@@ -194,16 +196,12 @@ class Export:
 def export(args: list[str]) -> None:
     """write the encoder's weights for torchvision, timm or plain PyTorch"""
     from millionway.exporting.weights import how_to_load
-    from millionway.model.encoder_file import read_encoder_file
+    from millionway.model.encoder_file import encoder_path, read_encoder_file
 
     chosen = _parse(Export, args, "export")
     path = millionway.export(**vars(chosen))
-    spec, _ = read_encoder_file(chosen.run / "encoder.safetensors" if chosen.run.is_dir() else chosen.run)
-    out.print(
-        f"written  {path}\n\nTo load it:\n{how_to_load(spec, path, chosen.format)}",
-        markup=False,
-        highlight=False,
-    )
+    spec, _ = read_encoder_file(encoder_path(chosen.run))
+    print(f"written  {path}\n\nTo load it:\n{how_to_load(spec, path, chosen.format)}")
 
 
 @dataclass(frozen=True)

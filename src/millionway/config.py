@@ -28,9 +28,9 @@ Chosen = Annotated[
 @dataclass(frozen=True)
 class Training:
     epochs: int = 100
-    """passes over all images"""
+    """passes over all images, but for the last incomplete batch of each"""
     batch_size: Chosen[int] = None
-    """images per step over all processes; by default 256 (512 with a GPU), or all images if there are fewer"""
+    """images per step over all processes; by default 256 (512 with a GPU), or an eighth of the images"""
     lr: Chosen[float] = None
     """peak learning rate; by default 0.48 x batch / 4096"""
     warmup_epochs: Chosen[int] = None
@@ -215,6 +215,8 @@ def check(config: Pretrain) -> None:
             raise ValueError(f"{flag(name)} must not be negative, not {values[name]}")
     if not 0 < values["crop_min"] <= 1:
         raise ValueError(f"--crop-min is a share of the image above 0 and up to 1, not {values['crop_min']}")
+    if values["image_size"] is not None and values["image_size"] < 8:
+        raise ValueError(f"--image-size must be at least 8 pixels, not {values['image_size']}")
     if any(value <= 0 for value in values["std"]):
         raise ValueError(f"--std must be positive, not {values['std']}")
     if values["classes_per_step"] and values["smoothing"] and values["hardest"] != 0:
@@ -232,7 +234,8 @@ def resolve(config: Pretrain, num_images: int, image_side: int | None, has_gpu: 
     if config.training.batch_size == 1:
         raise ValueError("--batch-size must be at least 2: batch normalization compares the images of a step")
     training, size = config.training, config.images.image_size
-    batch_size = training.batch_size or min(512 if has_gpu else 256, num_images)
+    # At least eight steps per epoch, also for few images.
+    batch_size = training.batch_size or min(512 if has_gpu else 256, max(2, num_images // 8))
     if batch_size > num_images:
         raise ValueError(
             f"--batch-size {batch_size} is larger than the data: {num_images} readable images. "

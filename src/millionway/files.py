@@ -41,6 +41,8 @@ def check_new(out: Path) -> None:
         raise ValueError(f"--out {out} exists already; choose another name")
     if not out.resolve().parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.resolve().parent}")
+    if not os.access(out.resolve().parent, os.W_OK):
+        raise ValueError(f"--out {out} cannot be written: no permission for its folder")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

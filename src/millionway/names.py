@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 def suggest(name: str, known: Iterable[str], num: int = 1) -> str:
     """'Did you mean ...?', or the names there are."""
-    known = list(known)
+    known = list(dict.fromkeys(known))
     near = difflib.get_close_matches(name.lower(), known, num, cutoff=0.5)
     if near:
         return f"Did you mean {' or '.join(repr(each) for each in near)}?"

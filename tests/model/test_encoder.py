@@ -4,6 +4,7 @@ import timm
 import torch
 import torchvision
 
+from millionway.exporting.weights import how_to_load
 from millionway.model.encoder import EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.encoder_file import load_encoder, save_encoder
 from millionway.model.head import build_head
@@ -38,11 +39,10 @@ def test_weights_load_strictly_into_torchvision_and_timm(tmp_path) -> None:
 def test_small_stem_loads_after_the_documented_change(tmp_path) -> None:
     encoder = build_encoder(spec("torchvision/resnet18", "small", 32)).eval()
     save_encoder(encoder, tmp_path / "encoder.safetensors")
-    model = torchvision.models.resnet18()
-    model.fc = torch.nn.Identity()
-    model.conv1 = torch.nn.Conv2d(3, model.conv1.out_channels, 3, padding=1, bias=False)
-    model.maxpool = torch.nn.Identity()
-    model.load_state_dict(safetensors.torch.load_file(tmp_path / "encoder.safetensors"), strict=True)
+    names: dict = {}
+    exec(how_to_load(encoder.spec, tmp_path / "encoder.safetensors", "safetensors"), names)
+    model = names["model"]
+    assert type(model) is torchvision.models.ResNet
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         assert torch.allclose(model.eval()(normalized(images)), encoder(images), atol=1e-5)

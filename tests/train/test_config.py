@@ -31,7 +31,15 @@ def test_unknown_setting_is_named() -> None:
     ("name", "value"),
     [
         *[("epochs", 0), ("lr", -0.1), ("temperature", 0.0), ("flip", 1.5), ("smoothing", 1.0), ("crop_min", 0.0)],
-        *[("momentum", 1.0), ("weight_decay", -1.0), ("lr", float("nan")), ("std", (0.1, 0.0, 0.1)), ("keep", 0)],
+        *[
+            ("momentum", 1.0),
+            ("image_size", 7),
+            ("prior", "fixed"),
+            ("weight_decay", -1.0),
+            ("lr", float("nan")),
+            ("std", (0.1, 0.0, 0.1)),
+            ("keep", 0),
+        ],
     ],
 )
 def test_impossible_values_are_refused(name: str, value: object) -> None:
@@ -55,7 +63,7 @@ def test_what_is_left_open_is_chosen() -> None:
     assert (gpu["encoder"], gpu["image_size"], gpu["batch_size"], gpu["hardest"]) == (
         "torchvision/resnet50",
         224,
-        500,
+        62,
         5,
     )
     assert gpu["warmup_epochs"] == 3

@@ -59,6 +59,8 @@ def open_dataset(
     source = source or open_source(data, data_root, test)
     if manifest_path is not None:
         manifest = Manifest.load(manifest_path)
+        if not set(manifest.keys) & set(source.keys):
+            raise ValueError(f"none of the images of {manifest_path} is in {data}: it is another data set")
         changes = difference(manifest, source)
         if changes:
             raise ValueError(
@@ -84,12 +86,12 @@ def check_readable(manifest: Manifest, data: str, max_unreadable: float) -> None
         raise ValueError(f"--data {data}: none of its {len(manifest):,} images can be read")
     if len(problems) > max_unreadable * len(manifest):
         raise ValueError(
-            f"--data {data}: {len(problems):,} of {len(manifest):,} images cannot be read (first: "
-            f"{next(iter(problems.items()))}). Repair or remove them, or allow it with --max-unreadable "
+            f"--data {data}: {len(problems):,} of {len(manifest):,} images cannot be read. "
+            f"Repair or remove them, or allow it with --max-unreadable "
             f"{min(1.0, np.ceil(100 * len(problems) / len(manifest)) / 100):g}"
         )
     if problems:
-        log.warning("%d of %d images are skipped; their rows stay empty", len(problems), len(manifest))
+        log.warning("%d of %d images cannot be read and are skipped", len(problems), len(manifest))
 
 
 def _in_order_of(manifest: Manifest, source: Source) -> Source:

@@ -36,9 +36,9 @@ def decode(data: bytes | np.ndarray, shrink_to: int | None = None) -> Image.Imag
                 scale = shrink_to / min(image.size)
                 image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
             return _to_rgb(image)
-    except Image.DecompressionBombError as error:
+    except Image.DecompressionBombError:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        raise UnreadableImage(f"too many pixels ({error}); store a copy below {limit} megapixels") from None
+        raise UnreadableImage(f"too many pixels: more than {limit} million; store a smaller copy") from None
     except UnidentifiedImageError:
         raise UnreadableImage("not an image that Pillow knows") from None
     except Exception as error:  # each format's decoder has exceptions of its own

@@ -83,6 +83,8 @@ class Manifest:
 
     @staticmethod
     def load(path: Path) -> "Manifest":
+        if not path.is_file():
+            raise ValueError(f"{path}: not a manifest: no such file; `millionway index DATA --out {path}` makes one")
         try:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         except (OSError, pa.ArrowInvalid) as error:

@@ -5,6 +5,7 @@ import gzip
 import io
 import logging
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,7 +77,10 @@ class FileSource:
 
     def read(self, index: int) -> bytes:
         try:
-            with open(self.paths[index], "rb") as file:
+            # Without O_NONBLOCK, opening a named pipe would wait for somebody to write into it.
+            with open(os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise UnreadableImage("not a regular file")
                 return file.read()
         except OSError as error:
             raise UnreadableImage(error.strerror or str(error)) from None
@@ -139,6 +143,10 @@ def default_data_root() -> Path:
 def _folder(root: Path) -> FileSource:
     """Every image below root, at any depth, in the order of its relative path."""
     found, num_other = [], 0
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        raise ValueError(f"--data {root} cannot be read: {error.strerror}") from None
     for path in _walk(root):
         if os.path.splitext(path)[1].lower() in EXTENSIONS:
             found.append(path)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
 import torch
 
 from millionway.files import check_new, replacing, write_whole
-from millionway.model.encoder import EncoderSpec
+from millionway.model.encoder import PLAIN_RESNETS, EncoderSpec
 from millionway.model.encoder_file import encoder_path, read_encoder_file
 
 FORMATS = ("safetensors", "torch")
@@ -36,25 +37,22 @@ def export(run: Path, out: Path, format: str = "safetensors") -> Path:
 
 
 def how_to_load(spec: EncoderSpec, out: Path, format: str) -> str:
-    """Python lines that load the exported file without millionway, where its architecture is another library's."""
-    read = f"safetensors.torch.load_file({str(out)!r})" if format == "safetensors" else f"torch.load({str(out)!r})"
+    """Python lines that load the exported file, as they can be pasted."""
     library, _, name = spec.name.partition("/")
-    if spec.name == "narrow-resnet":
-        path = str(out if format == "safetensors" else "RUN/encoder.safetensors")
-        return f"encoder = millionway.load_encoder({path!r})  # the narrow ResNet is millionway's own"
-    if library == "timm":
-        lines = [f"model = timm.create_model({name!r}, num_classes=0)"]
+    if format == "safetensors":
+        lines, read = ["import safetensors.torch", "import torch"], f"safetensors.torch.load_file({str(out)!r})"
     else:
-        lines = [f"model = torchvision.models.{name}()", "model.fc = torch.nn.Identity()"]
-        if not name.startswith(("resnet", "resnext", "wide_resnet")):
-            lines[1] = "# put torch.nn.Identity() in the place of its last Linear layer"
-    if spec.stem == "small":
-        lines += [
-            "model.conv1 = torch.nn.Conv2d(3, model.conv1.out_channels, 3, padding=1, bias=False)",
-            "model.maxpool = torch.nn.Identity()",
-        ]
-    lines += [
-        f"model.load_state_dict({read}, strict=True)",
-        f"# input: {spec.image_size} px, (x - {spec.mean}) / {spec.std}",
-    ]
+        lines, read = ["import torch"], f"torch.load({str(out)!r})"
+    if library == "timm":
+        lines += ["import timm", f"model = timm.create_model({name!r}, num_classes=0)"]
+    elif re.fullmatch(PLAIN_RESNETS, spec.name):
+        lines += ["import torchvision", f"model = torchvision.models.{name}()", "model.fc = torch.nn.Identity()"]
+    else:
+        lines += ["from millionway.model.encoder import PLAIN_RESNETS, EncoderSpec, build_encoder"]
+        lines += [f"model = build_encoder({spec}).backbone"]
+    if spec.stem == "small" and library:
+        lines += ["model.conv1 = torch.nn.Conv2d(3, model.conv1.out_channels, 3, padding=1, bias=False)"]
+        lines += ["model.maxpool = torch.nn.Identity()"]
+    lines += [f"model.load_state_dict({read}, strict=True)"]
+    lines += [f"# input: {spec.image_size} px, colors from 0 to 1, then (x - {spec.mean}) / {spec.std}"]
     return "\n".join(lines)

@@ -14,7 +14,8 @@ from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
 def save_encoder(encoder: Encoder, path: Path, **notes: str) -> None:
     """`notes` go into the header."""
     state = {name: tensor.contiguous() for name, tensor in encoder.backbone.state_dict().items()}
-    header = {"format": "pt", "millionway_encoder": json.dumps(dataclasses.asdict(encoder.spec)), **notes}
+    # A single entry: safetensors writes several in any order, and equal encoders should be equal files.
+    header = {"millionway_encoder": json.dumps({**dataclasses.asdict(encoder.spec), **notes})}
     with replacing(path) as aside:
         save_file(state, aside, header)
 
@@ -38,7 +39,11 @@ def load_encoder(path: Path | str) -> Encoder:
 
 def read_encoder_file(path: Path) -> tuple[EncoderSpec, dict]:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file. A run writes it at its first evaluation.")
+        in_run = (path.parent / "config.json").is_file()
+        hint = (
+            "The run writes it at its first evaluation." if in_run else "Give a run folder or an encoder.safetensors."
+        )
+        raise ValueError(f"{path}: no such file. {hint}")
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
@@ -48,4 +53,5 @@ def read_encoder_file(path: Path) -> tuple[EncoderSpec, dict]:
     if "millionway_encoder" not in header:
         raise ValueError(f"{path}: its header does not say which encoder it is, so it was not written by millionway")
     stored = json.loads(header["millionway_encoder"])
-    return EncoderSpec(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])}), state
+    fields = {field.name: stored[field.name] for field in dataclasses.fields(EncoderSpec)}
+    return EncoderSpec(**{**fields, "mean": tuple(fields["mean"]), "std": tuple(fields["std"])}), state

@@ -102,7 +102,7 @@ def _charts(steps: list[dict], evaluations: list[dict]) -> str:
     if evaluations:
         if "knn_200" in evaluations[-1]:
             lines = [series(evaluations, f"knn_{k}", f"k = {k}") for k in (200, 20)]
-            pictures.append(line_chart("k-NN accuracy", lines, "epoch", percent=True))
+            pictures.append(line_chart("k-NN accuracy (epoch 0: after the prior's pass)", lines, "epoch", percent=True))
         lines = [series(evaluations, f"instance_top{k}", f"top-{k}") for k in (1, 5)]
         pictures.append(line_chart("Fresh views that find their own image", lines, "epoch", percent=True))
         names = {"positive_cosine": "own row", "hardest_negative_cosine": "nearest other row"}
@@ -122,7 +122,7 @@ def _results(results: dict[str, dict]) -> str:
     rows = []
     for protocol, result in results.items():
         about = result["settings"]
-        what = f"{about.get('num_queries', 0):,} queries, {about.get('num_bank', 0):,} labelled images"
+        what = f"{Path(about['data']).name}: {about['num_queries']:,} queries, {about['num_bank']:,} labelled images"
         for name, value in result["numbers"].items():
             rows.append(
                 f"<tr><td>{escape(protocol)}<td>{escape(name)}<td class=number>{value:.2%}<td>{escape(what)}"
@@ -143,7 +143,7 @@ def _neighbors(rows: list[list[dict[str, Any]]]) -> str:
             kind = "query" if place == 0 else "" if entry["label"] is None else "same" if same else "other"
             caption = entry["label"] or Path(entry["key"]).name
             if place:
-                caption += f" · {entry['cosine']:.2f}"
+                caption = f"{entry['cosine']:.2f} · {caption}"
             figures.append(
                 f"<figure class='{kind}' title='{escape(entry['key'], quote=True)}'>"
                 f"<img alt='' src='data:image/png;base64,{entry['png']}'>"

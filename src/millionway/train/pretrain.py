@@ -40,6 +40,7 @@ from millionway.train.setup import (
     new_run_folder,
     open_images,
     resolve,
+    sole_user,
     take_weights,
     write_run_files,
 )
@@ -63,12 +64,17 @@ def pretrain(config: Pretrain) -> Path:
     settings.check(config)
     Group.current()
     run = Path(config.out)
-    with nullcontext() if config.resume else new_run_folder(run), messages(run / "train.log"):
+    new = nullcontext() if config.resume else new_run_folder(run)
+    with new, sole_user(run), messages(run / "train.log"):
         device = choose_device(config.running.device)
         if config.model.encoder is not None:
             config = settings.with_settings(config, encoder=full_name(config.model.encoder))
         torch.set_num_threads(config.running.threads or num_cores())
-        source = open_source(config.data, config.images.data_root)
+        try:
+            source = open_source(config.data, config.images.data_root)
+        except ValueError as error:
+            hint = " If the images have moved, add --data and their new place." if config.resume else ""
+            raise ValueError(f"{error}{hint}") from None
         if not config.resume:
             check_early(config, len(source), device)
         dataset = open_images(config, source, run / "manifest.arrow" if config.resume else config.images.manifest)
@@ -179,14 +185,15 @@ class _Run:
             "{task.fields[speed]:,.0f} images/s",
         )
         with bar(*columns) as progress:
-            task = progress.add_task("pretraining", total=self.num_steps, completed=state.step, loss=0, top1=0, speed=0)
+            task = progress.add_task("pretraining", total=self.num_steps, completed=state.step)
+            progress.update(task, loss="–", top1="–", speed="–")
             try:
                 for views, instance_ids in self._batches(state.step):
                     result = self._step(views, instance_ids)
                     is_last = state.step == self.num_steps
                     if result.ranks is not None:
                         loss, top1, speed = self._log_step(float(result.loss), result.ranks)
-                        progress.update(task, loss=loss, top1=top1, speed=speed)
+                        progress.update(task, loss=f"{loss:.3f}", top1=f"{top1:.1%}", speed=f"{speed:,.0f}")
                     progress.update(task, completed=state.step)
                     epoch, rest = divmod(state.step, self.steps_per_epoch)
                     if rest == 0:
@@ -223,7 +230,8 @@ class _Run:
         assert training.lr is not None
         self.lr = learning_rate(state.step, self.num_steps, self.num_warmup_steps, training.lr)
         running = self.config.running
-        is_logged = (state.step + 1) % running.log_every == 0 or state.step + 1 == self.num_steps
+        number = state.step + 1
+        is_logged = number == 1 or number % running.log_every == 0 or number % self.steps_per_epoch == 0
         try:
             result = train_step(
                 state.network,

@@ -1,5 +1,6 @@
 """What happens before the first step: the run folder, the images, the networks, and what may change on resume."""
 
+import fcntl
 import logging
 import shutil
 from collections.abc import Iterator
@@ -31,7 +32,9 @@ def new_run_folder(run: Path) -> Iterator[None]:
     """Make the folder; if the run never begins, leave nothing behind, so that the same command can be given again."""
     created = not run.exists()
     try:
-        if not created and (not run.is_dir() or any(run.iterdir())):
+        if not created and not run.is_dir():
+            raise ValueError(f"--out {run} is not a folder. Choose another name.")
+        if not created and any(run.iterdir()):
             raise ValueError(f"--out {run} exists already. Go on with it by --resume, or choose another folder.")
         run.mkdir(parents=True, exist_ok=True)
         (run / "train.log").touch()
@@ -48,6 +51,23 @@ def new_run_folder(run: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def sole_user(run: Path) -> Iterator[None]:
+    """Hold the run folder, so that no second process works on it; the system lets go of it when the process ends."""
+    try:
+        file = open(run / "train.log", "a")  # noqa: SIM115 (held below)
+    except OSError as error:
+        raise ValueError(f"--out {run} cannot be written: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"--out {run} is in use: another process is training there") from None
+        except OSError:
+            log.warning("%s cannot be locked: do not start a second process on it", run)
+        yield
+
+
 def run_config(run: Path) -> Pretrain:
     """The settings of the run in a folder."""
     path = run / "config.json"
@@ -56,7 +76,10 @@ def run_config(run: Path) -> Pretrain:
     try:
         return settings.from_json(path.read_text())
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise ValueError(
+            f"{path} cannot be read ({error}), so the run cannot go on. A new run can start from its encoder: "
+            f"--init-from {run / 'encoder.safetensors'}"
+        ) from None
 
 
 def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
@@ -139,8 +162,11 @@ def take_weights(encoder: Encoder, path: Path) -> None:
 
 
 def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
-    num = len(dataset.instance_ids)
+    num, batch_size = len(dataset.instance_ids), resolved.training.batch_size or 1
     log.info("%s: %d images, so a %d-way classifier", resolved.data, num, num)
+    steps, rest = divmod(num, batch_size)
+    left_over = f"; {rest} images are left over in each epoch, others each time" if rest else ""
+    log.info("%d steps of %d images per epoch%s", steps, batch_size, left_over)
     was, now = settings.flat(asked), settings.flat(resolved)
     chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
     if asked.model.stem == "auto":
