@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench bench-classifier clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
@@ -37,6 +37,10 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/presets.py digits --seeds 3
+
+bench-classifier: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/classifier.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

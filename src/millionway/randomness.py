@@ -35,6 +35,11 @@ def uniform(key: int, ids: Tensor, num: int) -> Tensor:
     return _shift_right(bits, 40).to(torch.float32) * 2.0**-24
 
 
+def bits(key: int, ids: Tensor) -> Tensor:
+    """32 random bits for every id, as int32."""
+    return (_mix(ids.to(torch.int64) * _GOLDEN + key) >> 32).to(torch.int32)
+
+
 def normal(key: int, ids: Tensor, num: int) -> Tensor:
     """`num` standard normal numbers for every id (Box-Muller): [len(ids), num]."""
     u = uniform(key, ids, 2 * num)

@@ -1,4 +1,5 @@
 import inspect
+from unittest import mock
 
 import pytest
 import reference
@@ -6,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millionway.model import softmax
 from millionway.model.classifier import InstanceClassifier, NotFiniteError
 
 
@@ -19,6 +21,11 @@ def make(num: int, dim: int, tau: float = 0.15, dtype: torch.dtype = torch.float
     return classifier
 
 
+def blocks_of(rows: int):
+    """Cut the rows into blocks of this many."""
+    return mock.patch.object(softmax, "rows_per_block", lambda batch, device: rows)
+
+
 @given(
     num=st.integers(1, 40),
     dim=st.integers(2, 9),
@@ -26,10 +33,14 @@ def make(num: int, dim: int, tau: float = 0.15, dtype: torch.dtype = torch.float
     tau=st.sampled_from([1.0, 0.15, 0.05, 0.01]),
     alpha=st.sampled_from([0.0, 0.2]),
     seed=st.integers(0, 1000),
+    block=st.sampled_from([1, 7, 1000]),
+    keep_bytes=st.sampled_from([0, 300, 1 << 20]),
 )
-def test_equals_dense_reference(num: int, dim: int, batch: int, tau: float, alpha: float, seed: int) -> None:
+def test_equals_dense_reference(
+    num: int, dim: int, batch: int, tau: float, alpha: float, seed: int, block: int, keep_bytes: int
+) -> None:
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5 if tau >= 0.05 else 1e-4)):
-        classifier = make(num, dim, tau, dtype, seed)
+        classifier = make(num, dim, tau, dtype, seed, keep_bytes=keep_bytes)
         hardest = classifier.hardest(min(3, num - 1)) if num > 1 else None
         g = torch.Generator().manual_seed(seed + 1)
         for _ in range(2):  # the second step has a momentum
@@ -40,9 +51,10 @@ def test_equals_dense_reference(num: int, dim: int, batch: int, tau: float, alph
             x = classifier.weight[ids].double() + torch.randn(batch, dim, generator=g, dtype=torch.float64)
             x = x.to(dtype).double()
             leaf = x.clone().to(dtype).requires_grad_()
-            loss = classifier(leaf, ids, hardest, alpha)
-            (3.0 * loss).backward()
-            classifier.update(0.1)
+            with blocks_of(block):
+                loss = classifier(leaf, ids, hardest, alpha)
+                (3.0 * loss).backward()
+                classifier.update(0.1)
             expected, gradient = dense.step(x, ids, 0.1, hardest, alpha)
             assert leaf.grad is not None
             # p - q may cancel: then the error is measured against the terms, which are of the order of 1 / (tau |x|).
@@ -70,6 +82,84 @@ def test_equals_dense_reference_for_twenty_steps() -> None:
             assert leaf.grad is not None and reference.relative_error(leaf.grad, gradient) < tolerance
         assert reference.relative_error(classifier.weight, dense.rows.detach()) < tolerance
         assert reference.relative_error(classifier.momentum, dense.momentum) < tolerance
+
+
+def run_steps(classifier: InstanceClassifier, num_steps: int, hardest: torch.Tensor | None = None) -> list[float]:
+    g = torch.Generator().manual_seed(7)
+    losses = []
+    for _ in range(num_steps):
+        ids = torch.randint(classifier.num_instances, (16,), generator=g).repeat(2)
+        x = torch.randn(32, classifier.dim, generator=g).to(classifier.compute_dtype).requires_grad_()
+        loss = classifier(x, ids, hardest, 0.2 if hardest is not None else 0.0)
+        classifier.update(0.1)
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_kept_and_recomputed_exponentials_are_the_same_bits() -> None:
+    with blocks_of(64):
+        results = []
+        for keep_bytes in (0, 3 * 64 * 32 * 4, 1 << 30):
+            classifier = make(500, 16, dtype=torch.float32, keep_bytes=keep_bytes)
+            losses = run_steps(classifier, 5, classifier.hardest(5))
+            assert len(classifier._kept) == min(8, keep_bytes // (64 * 32 * 4))
+            results.append((losses, classifier.weight, classifier.momentum))
+    for losses, weight, momentum in results[1:]:
+        assert losses == results[0][0]
+        assert torch.equal(weight, results[0][1]) and torch.equal(momentum, results[0][2])
+
+
+def test_rows_changed_from_outside_are_seen() -> None:
+    """Inverse lengths are remembered from step to step."""
+    classifier = make(50, 8)
+    run_steps(classifier, 2)
+    classifier.weight[3] *= 5
+    classifier.set_rows(torch.tensor([4]), torch.ones(1, 8, dtype=torch.float64))
+    x, ids = torch.randn(4, 8, dtype=torch.float64), torch.tensor([3, 4, 5, 6])
+    with torch.no_grad():
+        assert torch.allclose(classifier(x, ids), reference.loss(classifier.weight, x, ids, 0.15))
+
+
+def test_a_failed_update_is_not_forgotten() -> None:
+    classifier = make(50, 8)
+    x, ids = torch.randn(4, 8, dtype=torch.float64).requires_grad_(), torch.arange(4)
+    with blocks_of(16):
+        classifier(x, ids)
+        with mock.patch.object(softmax.Move, "__call__", side_effect=[None, MemoryError]), pytest.raises(MemoryError):
+            classifier.update(0.1)
+    with pytest.raises(RuntimeError, match="half-way"):
+        classifier(x, ids)
+
+
+def test_bfloat16_rows_keep_small_updates_on_average() -> None:
+    """Updates of a 2^-11th of the value: plain rounding loses all of them."""
+    value, update = 1.0, 2.0**-11
+    rows = softmax.Rows(torch.full((400, 64), value, dtype=torch.bfloat16), torch.zeros(400, 1), 400)
+    momentum = torch.zeros(400, 64, dtype=torch.bfloat16)
+    plain = rows.weight.clone()
+    for step in range(64):
+        momentum.fill_(-update)
+        move = softmax.Move(lr=1.0, momentum=1.0, weight_decay=0.0, key=1000 * step)
+        move(rows, momentum, torch.zeros(400, 64), 0, 400)
+        plain = (plain.float() + update).to(torch.bfloat16)
+    expected = value + 64 * update
+    assert float(plain.float().mean()) == value
+    assert abs(float(rows.weight.float().mean()) - expected) < 0.05 * 64 * update
+    assert rows.weight.float().std() > 0  # each number is rounded by its own chance
+
+
+def test_bfloat16_follows_float32() -> None:
+    half, full = (InstanceClassifier(300, 16, storage=storage) for storage in (torch.bfloat16, torch.float32))
+    full.set_rows(torch.arange(300), half.weight.float())
+    with blocks_of(64):
+        losses = [run_steps(each, 20, each.hardest(3)) for each in (half, full)]
+    assert half.weight.dtype == half.momentum.dtype == torch.bfloat16
+    assert max(abs(a - b) for a, b in zip(*losses)) < 0.02
+    assert reference.relative_error(half.weight.float(), full.weight) < 0.02
+    again = InstanceClassifier(300, 16, storage=torch.bfloat16)
+    with blocks_of(64):
+        run_steps(again, 20, again.hardest(3))
+    assert torch.equal(again.weight, half.weight)  # chance is a function of (seed, step, row)
 
 
 def test_zero_vectors_have_cosine_zero_and_no_gradient() -> None:
@@ -147,7 +237,7 @@ def test_bad_construction_is_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="not"):
         InstanceClassifier(**{"num_instances": 5, "dim": 3, **options})
     with pytest.raises(ValueError, match="storage"):
-        InstanceClassifier(5, 3, storage=torch.bfloat16)
+        InstanceClassifier(5, 3, storage=torch.float16)
 
 
 def test_dead_rows_take_no_part() -> None:

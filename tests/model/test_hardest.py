@@ -28,3 +28,36 @@ def test_does_not_depend_on_blocks(monkeypatch) -> None:
     monkeypatch.setattr(hardest, "BLOCK_ROWS", 41)
     assert torch.equal(whole, hardest.top_k(rows, 7, alive))
     assert whole.dtype == torch.int32
+
+
+def clustered(num: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    centers = torch.randn(num // 8, dim, generator=g)
+    return centers[torch.randint(len(centers), (num,), generator=g)] + 0.7 * torch.randn(num, dim, generator=g)
+
+
+def test_bounds_and_blocks_change_nothing(monkeypatch) -> None:
+    """Against float64 by brute force, where bounds are guessed, lists overflow and panels are small."""
+    rows = clustered(3000)
+    rows[100:400] = rows[100] * torch.linspace(0.5, 2, 300)[:, None]  # many duplicates in direction
+    alive = torch.ones(3000, dtype=torch.bool)
+    alive[::17] = False
+    unit = torch.nn.functional.normalize(rows.double())
+    cosines = (unit @ unit.T).masked_fill(~alive, -torch.inf).fill_diagonal_(-torch.inf)
+    monkeypatch.setattr(hardest, "SAMPLE_ROWS", 256)
+    for block, list_bytes in ((512, 1 << 31), (300, 0)):
+        monkeypatch.setattr(hardest, "BLOCK_ROWS", block)
+        monkeypatch.setattr(hardest, "MAX_LIST_BYTES", list_bytes)
+        table = hardest.top_k(rows, 10, alive).long()
+        expected = cosines.topk(10, dim=1).values
+        assert torch.allclose(cosines.gather(1, table), expected, atol=1e-12)
+        assert bool((table.sort(dim=1).values.diff(dim=1) > 0).all())
+
+
+def test_an_earlier_table_changes_nothing() -> None:
+    before, alive = clustered(3000), torch.ones(3000, dtype=torch.bool)
+    table = hardest.top_k(before, 10, alive)
+    rows = before + 0.05 * torch.randn(before.shape, generator=torch.Generator().manual_seed(1))
+    alive[table[5, 0].long()] = False
+    assert torch.equal(hardest.top_k(rows, 10, alive, table), hardest.top_k(rows, 10, alive))
+    assert torch.equal(hardest.top_k(rows, 12, alive, table), hardest.top_k(rows, 12, alive))

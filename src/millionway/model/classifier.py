@@ -7,32 +7,34 @@
 The logarithm is outside the sum. The gradient with respect to cos_ij / tau is (p_ij - q_ij) / B with p = e / Z and
 q_ij = y_ij e_ij / sum_k y_ik e_ik. A vector shorter than 1e-12 counts as zero: cosine 0, gradient 0.
 
-This is the plain form: all [batch, classes] cosines are in memory at once.
+The passes over the rows are in softmax.py. After the first one the embedding gradient is known, so the encoder's
+backward and the second pass (`update`) do not wait for each other.
 """
 
+import logging
+import os
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from millionway import randomness
 from millionway.model import hardest as hardest_search
+from millionway.model import softmax
+from millionway.model.softmax import unit
 from millionway.parallel.group import Group
 from millionway.parallel.layout import local_range
 
-TINY_NORM = 1e-12
+log = logging.getLogger("millionway")
+
+STORAGE = (torch.float32, torch.float64, torch.bfloat16)
+TARGET_ROWS_AT_ONCE = 1 << 14  # rows gathered at a time for the sparse part of the embedding gradient
 
 
 class NotFiniteError(ValueError):
     """Embeddings with NaN or infinity reached the classifier."""
-
-
-def unit(x: Float[Tensor, "n dim"]) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n 1"]]:
-    """Vectors of length 1 and the inverse lengths; the zero vector and 0 for vectors that are too short."""
-    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    inverse = torch.where(norm < TINY_NORM, torch.zeros_like(norm), 1 / norm.clamp(min=TINY_NORM))
-    return x * inverse, inverse
 
 
 @dataclass
@@ -40,8 +42,11 @@ class _Pass:
     """What the update needs from the forward pass."""
 
     classes: Int[Tensor, " chosen"] | None  # None is all of them
-    unit_embeddings: Float[Tensor, "batch dim"]
-    logit_gradient: Float[Tensor, "batch chosen"]  # d loss / d cosine
+    rows: softmax.Rows
+    unit_x: Float[Tensor, "batch dim"]
+    pairs: softmax.Pairs
+    pair_shares: Float[Tensor, " pairs"]
+    first: softmax.FirstPass
 
 
 class _KnownGradient(torch.autograd.Function):
@@ -78,8 +83,10 @@ class InstanceClassifier(nn.Module):
         seed: int = 0,
         classes_per_step: int | None = None,
     ) -> None:
-        """keep_bytes: budget for exponentials kept from forward to update; the plain form keeps them always.
+        """storage: dtype of rows and momentum; bfloat16 is rounded at random, and computed in float32.
 
+        keep_bytes: budget for exponentials kept from the first pass to the second (0: always computed again). By
+        default a quarter of the free memory on a CPU; on a GPU computing them again is faster.
         classes_per_step: compare with that many sampled classes outside the batch (and the batch's own) instead of all.
         """
         super().__init__()
@@ -87,10 +94,12 @@ class InstanceClassifier(nn.Module):
             raise ValueError(f"a classifier needs at least one instance and one dimension, not {num_instances} x {dim}")
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, not {temperature}")
-        if storage not in (torch.float32, torch.float64):
-            raise ValueError(f"storage must be torch.float32 or torch.float64, not {storage}")
+        if storage not in STORAGE:
+            raise ValueError(f"storage must be one of {', '.join(map(str, STORAGE))}, not {storage}")
         if classes_per_step is not None and classes_per_step < 1:
             raise ValueError(f"classes_per_step must be positive, not {classes_per_step}")
+        if keep_bytes is not None and keep_bytes < 0:
+            raise ValueError(f"keep_bytes must not be negative, not {keep_bytes}")
         self.num_instances = num_instances
         self.dim = dim
         self.temperature = temperature
@@ -98,14 +107,24 @@ class InstanceClassifier(nn.Module):
         self.keep_bytes = keep_bytes
         self.seed = seed
         self.classes_per_step = classes_per_step
-        self.step = 0  # counts updates; sampled classes are a function of (seed, step)
+        self.step = 0  # counts updates; sampled classes and rounding are functions of (seed, step)
         self.local_range = local_range(num_instances, self.group.rank, self.group.size)
         start, stop = self.local_range
-        rows = randomness.normal(randomness.key_of(seed, "rows"), torch.arange(start, stop), dim)
-        self.register_buffer("weight", rows.to(device, storage))
+        self.register_buffer("weight", torch.empty(stop - start, dim, dtype=storage, device=device))
         self.register_buffer("momentum", torch.zeros_like(self.weight))
         self.register_buffer("alive", torch.ones(stop - start, dtype=torch.bool, device=device))
+        key = randomness.key_of(seed, "rows")
+        for part in torch.arange(start, stop).split(1 << 16):
+            self.weight[part - start] = randomness.normal(key, part, dim).to(device, storage)
         self._pass: _Pass | None = None
+        self._kept: list[Tensor] = []
+        self._inverse_norm: Tensor | None = None
+        self._weight_version = -1
+        self._half_written = False
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.float32 if self.weight.dtype == torch.bfloat16 else self.weight.dtype
 
     def forward(
         self,
@@ -115,33 +134,33 @@ class InstanceClassifier(nn.Module):
         alpha: float = 0.0,
     ) -> Float[Tensor, ""]:
         """The mean loss over the batch. In grad mode it also stores what `update` needs."""
-        if torch.is_grad_enabled() and self._pass is not None:
+        storing = torch.is_grad_enabled()
+        if storing and self._pass is not None:
             raise RuntimeError("the last forward pass has not been used: call update() before the next one")
         x = self._checked(embeddings, instance_ids)
         targets, shares = self._targets(instance_ids, hardest, alpha)
         classes = self._sampled_classes(instance_ids)
-        rows = self.weight if classes is None else self.weight[classes]
-        # Position of each target class among the chosen rows. With all classes it is the class itself.
-        columns = targets if classes is None else torch.searchsorted(classes, targets)
-
-        with torch.autocast(x.device.type, enabled=False):
+        if classes is not None:
+            targets = torch.searchsorted(classes, targets)  # places among the sampled rows
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             unit_x, inverse_norm_x = unit(x)
-            unit_rows, _ = unit(rows)
-            logits = unit_x @ unit_rows.T / self.temperature  # [batch, classes]
-            alive = self.alive if classes is None else self.alive[classes]
-            logits = logits.masked_fill(~alive, -torch.inf)
-            log_z = torch.logsumexp(logits, dim=1, keepdim=True)  # [batch, 1]
-            target_logits = logits.gather(1, columns) + torch.log(shares)  # [batch, k + 1]
-            log_numerator = torch.logsumexp(target_logits, dim=1, keepdim=True)
+            rows = self._rows(classes, len(x))
+            pairs = softmax.Pairs.build(targets, 0, len(rows), rows.block)
+            kept = self._room_to_keep(len(x), rows) if storing else []
+            first = softmax.first_pass(unit_x, rows, pairs, self.temperature, kept)
+            log_z = first.z.log() if first.shift is None else first.z.log() + first.shift[:, 0] / softmax.LOG2_E
+            logits = first.pair_logits.new_full(targets.shape, -torch.inf)  # [batch, targets]
+            logits.view(-1)[pairs.places] = first.pair_logits
+            weighted = logits + shares.log()
+            log_numerator = torch.logsumexp(weighted, dim=1)
             loss = (log_z - log_numerator).mean()
-            if not torch.is_grad_enabled():
+            if not storing:
                 return loss
-            p = torch.exp(logits - log_z)
-            q = torch.exp(target_logits - log_numerator)
-            logit_gradient = p.scatter_add_(1, columns, -q) / (len(x) * self.temperature)
-            gradient = logit_gradient @ unit_rows  # with respect to the unit embedding
+            q = torch.exp(weighted - log_numerator[:, None])
+            gradient = first.o / first.z[:, None] - self._weighted_rows(rows, targets, q)
+            gradient /= self.temperature * len(x)  # with respect to the unit embedding
             gradient = (gradient - unit_x * (unit_x * gradient).sum(1, keepdim=True)) * inverse_norm_x
-        self._pass = _Pass(classes, unit_x, logit_gradient)
+        self._pass = _Pass(classes, rows, unit_x, pairs, q.view(-1)[pairs.places], first)
         return _KnownGradient.apply(embeddings, loss, gradient.to(embeddings.dtype))
 
     @torch.no_grad()
@@ -149,40 +168,66 @@ class InstanceClassifier(nn.Module):
         """One step of SGD on the rows, from the stored forward pass. Rows dead or not sampled stay as they are."""
         if self._pass is None:
             raise RuntimeError("update() needs a forward pass in grad mode before it")
-        unit_x, logit_gradient = self._pass.unit_embeddings, self._pass.logit_gradient
-        if self._pass.classes is None:
-            moving = self.alive.nonzero()[:, 0]
-            logit_gradient = logit_gradient[:, moving]
-        else:
-            moving = self._pass.classes
-        rows = self.weight[moving]
-        unit_rows, inverse_norm = unit(rows)
-        gradient = logit_gradient.T @ unit_x  # with respect to the unit row
-        gradient = (gradient - unit_rows * (unit_rows * gradient).sum(1, keepdim=True)) * inverse_norm
-        velocity = momentum * self.momentum[moving] + gradient + weight_decay * rows
-        self.momentum[moving] = velocity
-        self.weight[moving] = rows - lr * velocity
-        self._pass = None
+        stored, self._pass = self._pass, None
+        key = randomness.key_of(self.seed, "rounding", self.step)
+        move = softmax.Move(lr, momentum, weight_decay, key)
+        velocity = self.momentum if stored.classes is None else self.momentum[stored.classes]
+        self._half_written = True
+        with torch.autocast(self.weight.device.type, enabled=False):
+            softmax.second_pass(
+                stored.unit_x,
+                stored.rows,
+                velocity,
+                stored.pairs,
+                stored.pair_shares,
+                stored.first,
+                stored.first.z,
+                self.temperature,
+                move,
+            )
+        if stored.classes is not None:
+            assert self._inverse_norm is not None
+            self.weight[stored.classes] = stored.rows.weight
+            self.momentum[stored.classes] = velocity
+            self._inverse_norm[stored.classes] = stored.rows.inverse_norm
+        self._half_written = False
+        self._weight_version = self.weight._version
         self.step += 1
 
     @torch.no_grad()
-    def hardest(self, k: int) -> Int[Tensor, "classes k"]:
-        """The k classes whose rows are most similar to each row, itself excluded: int32 ids, most similar first."""
+    def hardest(self, k: int, earlier: Int[Tensor, "classes _"] | None = None) -> Int[Tensor, "classes k"]:
+        """The k classes whose rows are most similar to each row, itself excluded: int32 ids, most similar first.
+
+        earlier: the table of an epoch ago; with it the same result comes sooner.
+        """
         num_others = int(self.alive.sum()) - 1
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
-        return hardest_search.top_k(self.weight, k, self.alive)
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return hardest_search.top_k(self.weight, k, self.alive, earlier)
 
     @torch.no_grad()
     def ranks(
         self, embeddings: Float[Tensor, "batch dim"], instance_ids: Int[Tensor, " batch"]
     ) -> Int[Tensor, " batch"]:
-        """How many other classes score as high as its own, per embedding; 0 is a top-1 hit, below 5 a top-5 hit."""
+        """How many other classes score as high as its own, per embedding; 0 is a top-1 hit, below 5 a top-5 hit.
+
+        As high up to the rounding of a cosine: 1e-6, or 1e-12 in float64.
+        """
         x = self._checked(embeddings, instance_ids)
         with torch.autocast(x.device.type, enabled=False):
-            cosines = (unit(x)[0] @ unit(self.weight)[0].T).masked_fill(~self.alive, -torch.inf)
-        rounding = 1e-12 if cosines.dtype == torch.float64 else 1e-6
-        return (cosines > cosines.gather(1, instance_ids[:, None]) - rounding).sum(dim=1) - 1
+            unit_x, _ = unit(x)
+            rows = self._rows(None, len(x))
+            own_rows = rows.weight[instance_ids].to(x.dtype) * rows.inverse_norm[instance_ids]
+            own = (unit_x * own_rows).sum(dim=1, keepdim=True) - (1e-12 if x.dtype == torch.float64 else 1e-6)
+            as_high = torch.full_like(instance_ids, -1)  # itself does not count
+            unit_rows = x.new_empty(min(rows.block, len(rows)), self.dim)
+            for _, start, stop in rows.blocks():
+                found = unit_x @ rows.unit_block(start, stop, unit_rows).T > own
+                if rows.dead is not None:
+                    found &= ~rows.dead[start:stop]
+                as_high += found.sum(dim=1)
+        return as_high
 
     @torch.no_grad()
     def set_rows(self, instance_ids: Int[Tensor, " n"], rows: Float[Tensor, "n dim"]) -> None:
@@ -205,7 +250,7 @@ class InstanceClassifier(nn.Module):
             raise ValueError("an instance of the batch is not alive")
         if not bool(torch.isfinite(vectors).all()):
             raise NotFiniteError("the embeddings are not finite (NaN or infinity)")
-        return vectors.detach().to(self.weight.dtype)
+        return vectors.detach().to(self.compute_dtype)
 
     def _targets(
         self, instance_ids: Tensor, hardest: Tensor | None, alpha: float
@@ -215,13 +260,13 @@ class InstanceClassifier(nn.Module):
             raise ValueError(f"alpha must be at least 0 and below 1, not {alpha}")
         own = instance_ids[:, None]
         if hardest is None or alpha == 0:
-            return own, torch.ones(1, dtype=self.weight.dtype, device=self.weight.device)
+            return own, torch.ones(1, dtype=self.compute_dtype, device=self.weight.device)
         if self.classes_per_step is not None:
             raise ValueError("smoothing needs all classes; classes_per_step leaves most of them out")
         if len(hardest) != len(self.weight):
             raise ValueError(f"the table of hardest classes has {len(hardest)} rows, the classifier {len(self.weight)}")
         k = hardest.shape[1]
-        shares = torch.full((k + 1,), alpha / k, dtype=self.weight.dtype, device=self.weight.device)
+        shares = torch.full((k + 1,), alpha / k, dtype=self.compute_dtype, device=self.weight.device)
         shares[0] = 1 - alpha
         return torch.cat([own, hardest[instance_ids].to(torch.int64)], dim=1), shares
 
@@ -237,3 +282,58 @@ class InstanceClassifier(nn.Module):
         num_alive = int(self.alive.sum())
         chosen = torch.argsort(lottery, stable=True)[: min(num_own + self.classes_per_step, num_alive)]
         return chosen.sort().values
+
+    def _rows(self, classes: Tensor | None, batch: int) -> softmax.Rows:
+        """The rows a pass runs over; a copy of them, if only some are."""
+        if self._half_written:
+            raise RuntimeError("an update failed half-way, so some rows have moved and others not: load a checkpoint")
+        changed = self._weight_version != self.weight._version
+        if self._inverse_norm is None or changed or self._inverse_norm.device != self.weight.device:
+            parts = [softmax.inverse_norms(part.to(self.compute_dtype)) for part in self.weight.split(1 << 16)]
+            self._inverse_norm = torch.cat(parts) if parts else self.weight.new_empty(0, 1, dtype=self.compute_dtype)
+            self._weight_version = self.weight._version
+        block = softmax.rows_per_block(batch, self.weight.device)
+        if classes is not None:
+            return softmax.Rows(self.weight[classes], self._inverse_norm[classes], block)
+        dead = None if bool(self.alive.all()) else ~self.alive
+        return softmax.Rows(self.weight, self._inverse_norm, block, dead, self.local_range[0])
+
+    def _room_to_keep(self, batch: int, rows: softmax.Rows) -> list[Tensor]:
+        """Memory for the exponentials of as many blocks as the budget allows, the same from step to step."""
+        entries = batch * min(rows.block, len(rows))
+        block_bytes = entries * torch.finfo(self.compute_dtype).bits // 8
+        num_blocks = -(-len(rows) // rows.block)
+        if self.keep_bytes is None:
+            self.keep_bytes = default_keep_bytes(self.weight.device, self.dim)
+            kept = min(num_blocks, self.keep_bytes // block_bytes)
+            log.info(
+                "classifier: %d of %d blocks keep their exponentials, %d MB", kept, num_blocks, kept * block_bytes >> 20
+            )
+        num_kept = min(num_blocks, self.keep_bytes // block_bytes)
+        if len(self._kept) != num_kept or any(room.numel() != entries for room in self._kept[:1]):
+            self._kept = []  # let go of the old ones first
+            self._kept = [
+                torch.empty(entries, dtype=self.compute_dtype, device=self.weight.device) for _ in range(num_kept)
+            ]
+        return self._kept
+
+    def _weighted_rows(self, rows: softmax.Rows, targets: Tensor, q: Tensor) -> Float[Tensor, "batch dim"]:
+        """sum over the targets of q times the unit row."""
+        shares = q * rows.inverse_norm[:, 0][targets]
+        if rows.weight.dtype == q.dtype:
+            return F.embedding_bag(targets, rows.weight, mode="sum", per_sample_weights=shares)
+        parts = []  # a few samples at a time, in the dtype of the arithmetic
+        for some, weights in zip(
+            *(t.split(max(1, TARGET_ROWS_AT_ONCE // targets.shape[1])) for t in (targets, shares))
+        ):
+            parts.append(torch.bmm(weights[:, None, :], rows.weight[some].to(q.dtype))[:, 0])
+        return torch.cat(parts)
+
+
+def default_keep_bytes(device: torch.device, dim: int) -> int:
+    """A quarter of the free memory on a CPU. On a GPU computing again is faster up to about 280 dimensions."""
+    if device.type == "cpu":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    if device.type == "cuda" and dim > 280:
+        return torch.cuda.mem_get_info(device)[0] // 4
+    return 0

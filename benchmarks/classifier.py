@@ -1,0 +1,226 @@
+"""How near is a step of the classifier to the matrix products it cannot do without, and to what else there is?
+
+    python benchmarks/classifier.py            # all; about 15 minutes on 2 cores
+    python benchmarks/classifier.py --small    # N = 131,072 only
+
+Sides, alternating in one run, all on the same rows and batch:
+  bound          the three matrix products, blocked as ours, and nothing else
+  ours, keeping  smoothed labels (K = 100, alpha = 0.2), exponentials kept: loss, embedding gradient, update of the rows
+  ours, again    the same, exponentials computed again
+  plain PyTorch  normalize, matmul, cross_entropy, autograd, torch.optim.SGD; labels not smoothed
+  linear_cross_entropy   torch's, with the best chunk of a few tried, and torch.optim.SGD; labels not smoothed
+Hardest classes: our exact search, cold and with an earlier table, against faiss-cpu's exact search.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from millionway.environment import describe_environment
+from millionway.model import softmax
+from millionway.model.classifier import InstanceClassifier
+
+RESULTS = Path(__file__).parent / "results" / "classifier.json"
+BATCH, DIM, TAU, K, ALPHA = 512, 128, 0.15, 100, 0.2
+
+
+def batch_of(num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two views of 256 instances, as in training."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH // 2, DIM, generator=g)
+    x = torch.cat([x, x + 0.3 * torch.randn(x.shape, generator=g)])
+    return x, torch.randint(num, (BATCH // 2,), generator=g).repeat(2)
+
+
+def table_of(num: int) -> torch.Tensor:
+    """A table of hardest classes with the right shape and scatter; which they are does not change the time."""
+    steps = torch.randint(1, num // K, (num, K), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    ids = (steps.cumsum(1, dtype=torch.int64) + torch.arange(num)[:, None]) % num
+    return ids.to(torch.int32)
+
+
+def ours(num: int, keep_bytes: int, table: torch.Tensor) -> Callable[[], None]:
+    classifier = InstanceClassifier(num, DIM, TAU, keep_bytes=keep_bytes)
+    x, ids = batch_of(num)
+
+    def step() -> None:
+        leaf = x.clone().requires_grad_()
+        classifier(leaf, ids, table, ALPHA).backward()
+        classifier.update(0.01)
+
+    return step
+
+
+def bound(num: int) -> Callable[[], None]:
+    block = softmax.rows_per_block(BATCH, torch.device("cpu"))
+    rows, x = F.normalize(torch.randn(num, DIM)), F.normalize(batch_of(num)[0])
+    starts = range(0, num, block)
+    kept = [torch.empty(BATCH, min(block, num - start)) for start in starts]
+    gradient = torch.empty(block, DIM)
+
+    def step() -> None:
+        o = torch.zeros(BATCH, DIM)
+        for e, start in zip(kept, starts):
+            w = rows[start : start + block]
+            torch.mm(x, w.T, out=e)
+            o.addmm_(e, w)
+        for e in kept:
+            torch.mm(e.T, x, out=gradient[: e.shape[1]])
+
+    return step
+
+
+def autograd(num: int, loss_of: Callable[..., torch.Tensor]) -> Callable[[], None]:
+    rows = torch.randn(num, DIM).requires_grad_()
+    optimizer = torch.optim.SGD([rows], lr=0.01, momentum=0.9, weight_decay=1e-4)
+    x, ids = batch_of(num)
+
+    def step() -> None:
+        leaf = x.clone().requires_grad_()
+        loss = loss_of(F.normalize(leaf) / TAU, F.normalize(rows), ids)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def plain(num: int) -> Callable[[], None]:
+    return autograd(num, lambda x, rows, ids: F.cross_entropy(x @ rows.T, ids))
+
+
+def fused(num: int, chunk: int) -> Callable[[], None]:
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
+    return autograd(num, lambda x, rows, ids: F.linear_cross_entropy(x, rows, ids, options=options))
+
+
+def timed(step: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def alternate(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each side, in turns, after one turn that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(repeats + 1):
+        for name, step in sides.items():
+            value = timed(step)
+            if turn:
+                seconds[name].append(value)
+    return seconds
+
+
+def steps_at(num: int, repeats: int) -> dict:
+    table = table_of(num)
+    best_chunk = min((64, 128, 256, 512), key=lambda chunk: min(alternate({"": fused(131_072, chunk)}, 2)[""]))
+    sides = {
+        "bound": bound(num),
+        "ours, keeping": ours(num, 1 << 40, table),
+        "ours, again": ours(num, 0, table),
+        "plain PyTorch": plain(num),
+        "linear_cross_entropy": fused(num, best_chunk),
+    }
+    seconds = alternate(sides, repeats)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "num_instances": num,
+        "linear_cross_entropy_chunk": best_chunk,
+        "seconds": seconds,
+        "keeping / bound": median["ours, keeping"] / median["bound"],
+        "again / bound": median["ours, again"] / median["bound"],
+        "plain / keeping": median["plain PyTorch"] / median["ours, keeping"],
+        "plain / again": median["plain PyTorch"] / median["ours, again"],
+        "linear_cross_entropy / again": median["linear_cross_entropy"] / median["ours, again"],
+    }
+
+
+def memory_beyond_rows(num: int) -> int:
+    """Peak of the resident memory during steps above what rows, momentum, norms and table take, in bytes."""
+    step = ours(num, 0, table_of(num))
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = _status("VmRSS")
+    for _ in range(3):
+        step()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+def hardest_at(num: int, repeats: int) -> dict:
+    """Rows in clusters, as after some training, and the same after an epoch of small changes."""
+    import faiss
+
+    g = torch.Generator().manual_seed(0)
+    centers = torch.randn(num // 16, DIM, generator=g)
+    before = centers[torch.randint(len(centers), (num,), generator=g)] + torch.randn(num, DIM, generator=g)
+    classifier = InstanceClassifier(num, DIM)
+    classifier.set_rows(torch.arange(num), before)
+    earlier = classifier.hardest(K)
+    classifier.set_rows(torch.arange(num), before + 0.02 * torch.randn(num, DIM, generator=g))
+    faiss.omp_set_num_threads(torch.get_num_threads())
+
+    def search() -> object:
+        unit = F.normalize(classifier.weight).numpy()
+        index = faiss.IndexFlatIP(DIM)
+        index.add(unit)
+        return index.search(unit, K + 1)
+
+    sides = {
+        "faiss": search,
+        "ours, cold": lambda: classifier.hardest(K),
+        "ours, warm": lambda: classifier.hardest(K, earlier),
+    }
+    assert torch.equal(classifier.hardest(K), classifier.hardest(K, earlier))
+    seconds = alternate(sides, repeats)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = {f"faiss / {name}": median["faiss"] / median[name] for name in ("ours, cold", "ours, warm")}
+    return {"num_instances": num, "k": K, "seconds": seconds, **ratios}
+
+
+def table(results: dict) -> str:
+    lines = ["| figure | " + " | ".join(f"N = {each['num_instances']:,}" for each in results["steps"]) + " |"]
+    lines.append("|---" * (1 + len(results["steps"])) + "|")
+    for name in [name for name in results["steps"][0] if " / " in name]:
+        lines.append(f"| {name} | " + " | ".join(f"{each[name]:.2f}" for each in results["steps"]) + " |")
+    for name in ("memory beyond rows, again (MiB)", "growth of a step, again"):
+        if name in results:
+            lines.append(f"| {name} | {results[name]:.1f} |" + " |" * (len(results["steps"]) - 1))
+    if "hardest" in results:
+        for name in [name for name in results["hardest"] if " / " in name]:
+            count = f"{results['hardest']['num_instances']:,}"
+            lines.append(f"| hardest({K}), N = {count}: {name} | {results['hardest'][name]:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    chosen = parser.parse_args()
+    sizes = [131_072] if chosen.small else [131_072, 1_281_167]
+    results: dict = {"environment": json.loads(describe_environment(torch.device("cpu"))), "repeats": chosen.repeats}
+    results["memory beyond rows, again (MiB)"] = memory_beyond_rows(sizes[-1]) / 2**20
+    results["steps"] = []
+    for num in sizes:
+        results["steps"].append(steps_at(num, chosen.repeats))
+        print(json.dumps(results["steps"][-1]), flush=True)
+    if not chosen.small:
+        small, large = (statistics.median(each["seconds"]["ours, again"]) for each in results["steps"])
+        results["growth of a step, again"] = large / small
+    results["hardest"] = hardest_at(131_072, max(1, chosen.repeats - 2))
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
