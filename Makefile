@@ -40,7 +40,8 @@ bench: $(READY)
 
 bench-classifier: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python benchmarks/classifier.py
+	$(BIN)/python benchmarks/classifier.py steps --instances 131072 1281167
+	$(BIN)/python benchmarks/classifier.py hardest --instances 131072
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

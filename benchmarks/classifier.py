@@ -1,7 +1,9 @@
 """How near is a step of the classifier to the matrix products it cannot do without, and to what else there is?
 
-    python benchmarks/classifier.py            # all; about 15 minutes on 2 cores
-    python benchmarks/classifier.py --small    # N = 131,072 only
+    python benchmarks/classifier.py steps --instances 131072 1281167
+    python benchmarks/classifier.py hardest --instances 131072
+
+Each part is written to benchmarks/results when it is done.
 
 Sides, alternating in one run, all on the same rows and batch:
   bound          the three matrix products, blocked as ours, and nothing else
@@ -26,7 +28,7 @@ from millionway.environment import describe_environment
 from millionway.model import softmax
 from millionway.model.classifier import InstanceClassifier
 
-RESULTS = Path(__file__).parent / "results" / "classifier.json"
+RESULTS = Path(__file__).parent / "results"
 BATCH, DIM, TAU, K, ALPHA = 512, 128, 0.15, 100, 0.2
 
 
@@ -187,39 +189,27 @@ def hardest_at(num: int, repeats: int) -> dict:
     return {"num_instances": num, "k": K, "seconds": seconds, **ratios}
 
 
-def table(results: dict) -> str:
-    lines = ["| figure | " + " | ".join(f"N = {each['num_instances']:,}" for each in results["steps"]) + " |"]
-    lines.append("|---" * (1 + len(results["steps"])) + "|")
-    for name in [name for name in results["steps"][0] if " / " in name]:
-        lines.append(f"| {name} | " + " | ".join(f"{each[name]:.2f}" for each in results["steps"]) + " |")
-    for name in ("memory beyond rows, again (MiB)", "growth of a step, again"):
-        if name in results:
-            lines.append(f"| {name} | {results[name]:.1f} |" + " |" * (len(results["steps"]) - 1))
-    if "hardest" in results:
-        for name in [name for name in results["hardest"] if " / " in name]:
-            count = f"{results['hardest']['num_instances']:,}"
-            lines.append(f"| hardest({K}), N = {count}: {name} | {results['hardest'][name]:.2f} |")
-    return "\n".join(lines)
+def table(part: dict) -> str:
+    lines = ["| figure | N = " + f"{part['num_instances']:,} |", "|---|---|"]
+    return "\n".join(lines + [f"| {name} | {part[name]:.2f} |" for name in part if " / " in name or "MiB" in name])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("part", choices=("steps", "hardest"))
+    parser.add_argument("--instances", type=int, nargs="+", default=[131_072])
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
-    sizes = [131_072] if chosen.small else [131_072, 1_281_167]
-    results: dict = {"environment": json.loads(describe_environment(torch.device("cpu"))), "repeats": chosen.repeats}
-    results["memory beyond rows, again (MiB)"] = memory_beyond_rows(sizes[-1]) / 2**20
-    results["steps"] = []
-    for num in sizes:
-        results["steps"].append(steps_at(num, chosen.repeats))
-        print(json.dumps(results["steps"][-1]), flush=True)
-    if not chosen.small:
-        small, large = (statistics.median(each["seconds"]["ours, again"]) for each in results["steps"])
-        results["growth of a step, again"] = large / small
-    results["hardest"] = hardest_at(131_072, max(1, chosen.repeats - 2))
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    print(table(results))
+    for num in chosen.instances:
+        if chosen.part == "steps":
+            memory = memory_beyond_rows(num) / 2**20
+            result = {**steps_at(num, chosen.repeats), "memory beyond rows, again (MiB)": memory}
+        else:
+            result = hardest_at(num, chosen.repeats)
+        result["environment"] = json.loads(describe_environment(torch.device("cpu")))
+        path = RESULTS / f"classifier_{chosen.part}_{num}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(table(result), flush=True)
 
 
 if __name__ == "__main__":
