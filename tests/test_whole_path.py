@@ -1,6 +1,9 @@
 """One whole small run by real commands: index, pretrain, kill, resume, evaluate, export, report."""
 
 import json
+import os
+import pty
+import re
 import shlex
 import shutil
 import signal
@@ -107,6 +110,27 @@ def test_kill_before_the_first_checkpoint(undisturbed: Path, digit_folder: Path,
     done = millionway("pretrain", "--resume", "--out", run)
     assert done.returncode == 0 and "beginning at step 0" in done.stderr
     assert same(run, whole)
+
+
+def test_in_a_terminal_there_are_bars(digit_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    quoted = shlex.quote(str(run))
+    command = f"{shlex.join(COMMAND)} pretrain --data {digit_folder} --out {quoted} {shlex.join(SETTINGS)} --epochs 2"
+    command += f" && {shlex.join(COMMAND)} evaluate knn --run {quoted}"
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(["sh", "-c", command], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            shown += chunk
+    except OSError:  # Linux says so when the other side is closed
+        pass
+    os.close(ours)
+    text = shown.decode(errors="replace")
+    assert process.wait() == 0, text
+    assert "pretraining" in text and "steps" in text and "images/s" in text and "Traceback" not in text
+    assert re.search(r"top-1\s+\d+\.\d%", text) and "knn_200" in text
 
 
 def test_interrupt_saves_and_says_how_to_go_on(undisturbed: Path, digit_folder: Path, tmp_path: Path) -> None:

@@ -179,14 +179,11 @@ class _Run:
         state, running = self.state, self.config.running
         save_every = running.save_every or self.steps_per_epoch
         self.last_time, self.last_step = time.monotonic(), state.step
-        columns = (
-            "loss {task.fields[loss]:.3f}",
-            "top-1 {task.fields[top1]:.1%}",
-            "{task.fields[speed]:,.0f} images/s",
-        )
+        columns = ("steps  loss {task.fields[loss]}", "top-1 {task.fields[top1]}", "{task.fields[speed]} images/s")
         with bar(*columns) as progress:
-            task = progress.add_task("pretraining", total=self.num_steps, completed=state.step)
-            progress.update(task, loss="–", top1="–", speed="–")
+            task = progress.add_task(
+                "pretraining", total=self.num_steps, completed=state.step, loss="–", top1="–", speed="–"
+            )
             try:
                 for views, instance_ids in self._batches(state.step):
                     result = self._step(views, instance_ids)
