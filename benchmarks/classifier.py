@@ -3,7 +3,7 @@
     python benchmarks/classifier.py steps --instances 131072 1281167
     python benchmarks/classifier.py hardest --instances 131072
 
-Each part is written to benchmarks/results when it is done.
+    python benchmarks/classifier.py table      # rewrite the table in docs/experiments.md from the results
 
 Sides, alternating in one run, all on the same rows and batch:
   bound          the three matrix products, blocked as ours, and nothing else
@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from presets import write_between_marks  # beside this file
 
 from millionway.environment import describe_environment
 from millionway.model import softmax
@@ -189,18 +190,30 @@ def hardest_at(num: int, repeats: int) -> dict:
     return {"num_instances": num, "k": K, "seconds": seconds, **ratios}
 
 
-def table(part: dict) -> str:
-    lines = ["| figure | N = " + f"{part['num_instances']:,} |", "|---|---|"]
-    return "\n".join(lines + [f"| {name} | {part[name]:.2f} |" for name in part if " / " in name or "MiB" in name])
+def table() -> str:
+    """All results that are there, one column for each."""
+    parts = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("classifier_*.json"))]
+    parts.sort(key=lambda part: ("k" in part, part["num_instances"]))
+    names = list(dict.fromkeys(name for part in parts for name in part if " / " in name or "MiB" in name))
+    heads = [f"{'hardest(100)' if 'k' in part else 'step'}, N = {part['num_instances']:,}" for part in parts]
+    lines = ["| figure | " + " | ".join(heads) + " |", "|---" * (len(parts) + 1) + "|"]
+    for name in names:
+        lines.append(f"| {name} | " + " | ".join(f"{part[name]:.2f}" if name in part else "" for part in parts) + " |")
+    about = parts[0]["environment"]
+    lines += ["", f"Batch {BATCH}, {DIM} dimensions, {about['cores']} cores of an {about['cpu']} processor, torch"]
+    lines[-1] += (
+        f" {about['versions']['torch']}, commits {', '.join(sorted({p['environment']['commit'] for p in parts}))}."
+    )
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("steps", "hardest"))
+    parser.add_argument("part", choices=("steps", "hardest", "table"))
     parser.add_argument("--instances", type=int, nargs="+", default=[131_072])
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
-    for num in chosen.instances:
+    for num in chosen.instances if chosen.part != "table" else []:
         if chosen.part == "steps":
             memory = memory_beyond_rows(num) / 2**20
             result = {**steps_at(num, chosen.repeats), "memory beyond rows, again (MiB)": memory}
@@ -209,7 +222,8 @@ def main() -> None:
         result["environment"] = json.loads(describe_environment(torch.device("cpu")))
         path = RESULTS / f"classifier_{chosen.part}_{num}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
-        print(table(result), flush=True)
+    write_between_marks(RESULTS.parent.parent / "docs" / "experiments.md", "classifier", table())
+    print(table())
 
 
 if __name__ == "__main__":
