@@ -15,6 +15,7 @@ Hardest classes: our exact search, cold and with an earlier table, against faiss
 """
 
 import argparse
+import ctypes
 import json
 import statistics
 import time
@@ -147,6 +148,7 @@ def steps_at(num: int, repeats: int) -> dict:
 def memory_beyond_rows(num: int) -> int:
     """Peak of the resident memory during steps above what rows, momentum, norms and table take, in bytes."""
     step = ours(num, 0, table_of(num))
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is still resident would hide what the steps take
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = _status("VmRSS")
     for _ in range(3):
