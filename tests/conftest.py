@@ -1,6 +1,8 @@
 """Shapes in signatures are checked here, and only here."""
 
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +49,23 @@ def digit_folder(tmp_path_factory: pytest.TempPathFactory, digit_pixels: np.ndar
         folder.mkdir(exist_ok=True)
         Image.fromarray(digit_pixels[index]).resize((16, 16)).save(folder / f"{index:03d}.png")
     return root
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A real file system of a given size, for example "8m"; the test is skipped where none can be mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounts = []
+
+    def mount(size: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
+        mounts.append(disk)
+        return disk
+
+    yield mount
+    for mounted in mounts:
+        subprocess.run(["umount", str(mounted)], check=True)

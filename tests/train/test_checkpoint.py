@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 
 import pytest
 import torch
@@ -133,27 +132,18 @@ def test_nothing_is_pickled(tmp_path) -> None:
 
 
 @pytest.mark.root
-def test_full_disk_keeps_the_checkpoint_before(tmp_path) -> None:
+def test_full_disk_keeps_the_checkpoint_before(disk_of) -> None:
     """On a real file system of 8 MB: two checkpoints do not fit."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    try:
-        state = new_state()
+    disk = disk_of("8m")
+    state = new_state()
+    checkpoint.save(disk / "checkpoints", state, "f", keep=2)
+    advance(state)
+    with pytest.raises(Exception, match="No space left") as caught:
         checkpoint.save(disk / "checkpoints", state, "f", keep=2)
-        advance(state)
-        with pytest.raises(Exception, match="No space left") as caught:
-            checkpoint.save(disk / "checkpoints", state, "f", keep=2)
-        assert checkpoint.is_full_disk(caught.value)
-        assert sorted(os.listdir(disk / "checkpoints")) == ["last", "step_00000000"]
-        other = new_state(seed=3)
-        assert checkpoint.load_newest(disk / "checkpoints", other, "f") and other.step == 0
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    assert checkpoint.is_full_disk(caught.value)
+    assert sorted(os.listdir(disk / "checkpoints")) == ["last", "step_00000000"]
+    other = new_state(seed=3)
+    assert checkpoint.load_newest(disk / "checkpoints", other, "f") and other.step == 0
 
 
 def test_metrics_are_cut_back_on_resume(tmp_path) -> None:
