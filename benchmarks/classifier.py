@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from presets import write_between_marks  # beside this file
 
 from millionway.environment import describe_environment
-from millionway.model import softmax
+from millionway.model import softmax, workers
 from millionway.model.classifier import InstanceClassifier
 
 RESULTS = Path(__file__).parent / "results"
@@ -65,17 +65,25 @@ def bound(num: int) -> Callable[[], None]:
     block = softmax.rows_per_block(BATCH, torch.device("cpu"))
     rows, x = F.normalize(torch.randn(num, DIM)), F.normalize(batch_of(num)[0])
     starts = range(0, num, block)
-    kept = [torch.empty(BATCH, min(block, num - start)) for start in starts]
-    gradient = torch.empty(block, DIM)
+    kept = [torch.empty(min(block, num - start), BATCH) for start in starts]
+    blocks = list(zip(kept, rows.split(block)))
+    size = -(-len(blocks) // softmax.SHARES)
+    shares = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+
+    def first(share: list) -> None:
+        o = torch.zeros(BATCH, DIM)
+        for e, w in share:
+            torch.mm(w, x.T, out=e)
+            o.addmm_(e.T, w)
+
+    def second(share: list) -> None:
+        gradient = torch.empty(block, DIM)
+        for e, _ in share:
+            torch.mm(e, x, out=gradient[: len(e)])
 
     def step() -> None:
-        o = torch.zeros(BATCH, DIM)
-        for e, start in zip(kept, starts):
-            w = rows[start : start + block]
-            torch.mm(x, w.T, out=e)
-            o.addmm_(e, w)
-        for e in kept:
-            torch.mm(e.T, x, out=gradient[: e.shape[1]])
+        workers.on_each(first, shares, x.device)
+        workers.on_each(second, shares, x.device)
 
     return step
 

@@ -25,7 +25,7 @@ def test_does_not_depend_on_blocks(monkeypatch) -> None:
     rows = torch.randn(300, 16)
     alive = torch.ones(300, dtype=torch.bool)
     whole = hardest.top_k(rows, 7, alive)
-    monkeypatch.setattr(hardest, "BLOCK_ROWS", 41)
+    monkeypatch.setitem(hardest.BLOCK_ROWS, "cpu", 41)
     assert torch.equal(whole, hardest.top_k(rows, 7, alive))
     assert whole.dtype == torch.int32
 
@@ -46,8 +46,8 @@ def test_bounds_and_blocks_change_nothing(monkeypatch) -> None:
     cosines = (unit @ unit.T).masked_fill(~alive, -torch.inf).fill_diagonal_(-torch.inf)
     monkeypatch.setattr(hardest, "SAMPLE_ROWS", 256)
     for block, list_bytes in ((512, 1 << 31), (300, 0)):
-        monkeypatch.setattr(hardest, "BLOCK_ROWS", block)
-        monkeypatch.setattr(hardest, "MAX_LIST_BYTES", list_bytes)
+        monkeypatch.setitem(hardest.BLOCK_ROWS, "cpu", block)
+        monkeypatch.setattr(hardest, "MAX_CANDIDATE_BYTES", list_bytes)
         table = hardest.top_k(rows, 10, alive).long()
         expected = cosines.topk(10, dim=1).values
         assert torch.allclose(cosines.gather(1, table), expected, atol=1e-12)

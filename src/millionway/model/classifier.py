@@ -148,7 +148,7 @@ class InstanceClassifier(nn.Module):
             pairs = softmax.Pairs.build(targets, 0, len(rows), rows.block)
             kept = self._room_to_keep(len(x), rows) if storing else []
             first = softmax.first_pass(unit_x, rows, pairs, self.temperature, kept)
-            log_z = first.z.log() if first.shift is None else first.z.log() + first.shift[:, 0] / softmax.LOG2_E
+            log_z = first.z.log() if first.shift is None else first.z.log() + first.shift / softmax.LOG2_E
             logits = first.pair_logits.new_full(targets.shape, -torch.inf)  # [batch, targets]
             logits.view(-1)[pairs.places] = first.pair_logits
             weighted = logits + shares.log()
@@ -204,7 +204,7 @@ class InstanceClassifier(nn.Module):
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
         with torch.autocast(self.weight.device.type, enabled=False):
-            return hardest_search.top_k(self.weight, k, self.alive, earlier)
+            return hardest_search.top_k(self.weight, k, self.alive, earlier, self.group, self.num_instances)
 
     @torch.no_grad()
     def ranks(
@@ -221,11 +221,11 @@ class InstanceClassifier(nn.Module):
             own_rows = rows.weight[instance_ids].to(x.dtype) * rows.inverse_norm[instance_ids]
             own = (unit_x * own_rows).sum(dim=1, keepdim=True) - (1e-12 if x.dtype == torch.float64 else 1e-6)
             as_high = torch.full_like(instance_ids, -1)  # itself does not count
-            unit_rows = x.new_empty(min(rows.block, len(rows)), self.dim)
-            for _, start, stop in rows.blocks():
-                found = unit_x @ rows.unit_block(start, stop, unit_rows).T > own
-                if rows.dead is not None:
-                    found &= ~rows.dead[start:stop]
+            unit_rows = rows.room(x.dtype)
+            for block in rows.blocks():
+                found = unit_x @ block.unit(out=unit_rows).T > own
+                if block.dead is not None:
+                    found &= ~block.dead
                 as_high += found.sum(dim=1)
         return as_high
 

@@ -5,12 +5,16 @@ A bound per row, known before the search, lets nearly all products pass by with 
 1. A lower bound of each row's K-th best cosine. From an earlier table it is certain: its neighbors, scored again.
    Without one it is a guess from a sample of the rows, checked at the end.
 2. All products, block by block. A block serves its rows and its columns, so half of them are enough. What reaches the
-   bound goes into a short list per row. Rows are sorted by their bound, so that one number serves a whole block.
-3. Each list is ordered by (cosine, lower id); where float32 cannot tell, in float64. A row whose list is too short (the
-   guess was too high) or too long (many duplicates) is searched alone.
+   bound is a candidate of its row. Rows are sorted by their bound, so that one number serves a whole block.
+3. The K best candidates, ordered by (cosine, lower id). Where float32 cannot tell, in float64. A row with too few
+   candidates (the guess was too high) or too many (many duplicates) is searched alone.
 
-The result does not depend on blocks, bounds or guesses.
+The rows of several ranks meet by traveling around the ring of ranks, once for step 2 and once for step 3. The result
+does not depend on ranks, blocks, bounds or guesses.
 """
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,11 +22,37 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-BLOCK_ROWS = 2048
+from millionway.model import workers
+from millionway.parallel import collectives
+from millionway.parallel.group import Group
+
+BLOCK_ROWS = {"cpu": 1024}  # 4 MiB of cosines for each core; a GPU wants larger products
+BLOCK_ROWS_ELSEWHERE = 8192
+BLOCKS_AT_ONCE = 32  # that a worker takes
 ROUNDING = 2e-6  # two float32 cosines that differ by more are in the same order in float64
 MARGIN = 1e-5  # what is nearer to the K-th than this is told apart in float64
 SAMPLE_ROWS = 4096
-MAX_LIST_BYTES = 1 << 31  # beyond it the search goes panel by panel, with all products instead of half of them
+MAX_CANDIDATE_BYTES = 1 << 31  # beyond it the rows are searched in several panels, and blocks between them twice
+NO_BOUND = -2.0
+TINY_NORM = 1e-12
+
+
+@dataclass
+class _Shard:
+    """Some rank's rows while they are here."""
+
+    first_id: int
+    rows: Tensor
+    alive: Tensor
+
+    def unit(self) -> Tensor:
+        return F.normalize(self.rows.float(), eps=TINY_NORM)
+
+    def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where these classes are among the rows, and whether they are here at all (if not, the place is any)."""
+        places = ids.long() - self.first_id
+        here = (places >= 0) & (places < len(self.rows))
+        return places.clamp(0, max(0, len(self.rows) - 1)), here
 
 
 def top_k(
@@ -30,183 +60,306 @@ def top_k(
     k: int,
     alive: Bool[Tensor, " classes"],
     earlier: Int[Tensor, "classes _"] | None = None,
+    group: Group | None = None,
+    num_instances: int | None = None,
 ) -> Int[Tensor, "classes k"]:
-    """Ids of the k most similar other rows, most similar first, ties by lower id; dead rows left out.
+    """Ids of the k most similar other rows of all ranks, most similar first, ties by lower id; dead rows left out.
 
     earlier: a table of the same rows from before they moved; the result is the same, sooner.
     """
-    unit = F.normalize(rows.float(), eps=1e-12)
-    bounds = _bounds_from_sample(unit, k, alive) if earlier is None else _bounds_from_table(unit, k, alive, earlier)
-    return _Search(rows, unit, k, alive, bounds - MARGIN).run()
+    num_instances = len(rows) if num_instances is None else num_instances
+    travel = _Travel(rows, alive, group or Group(), num_instances)
+    own = travel.own()
+    unit = own.unit()
+    if earlier is not None and earlier.shape[1] >= k:
+        bounds = _bounds_from_table(unit, earlier[:, :k], travel)
+    else:
+        bounds = _bounds_from_sample(unit, k, travel)
+    search = _Search(own, unit, k, bounds - MARGIN)
+    result, undecided, alone = search.run(travel)
+    _decide(own, unit, k, result, undecided, alone, travel)
+    return result
 
 
-def _bounds_from_table(unit: Tensor, k: int, alive: Tensor, earlier: Tensor) -> Tensor:
-    """The smallest cosine with the earlier neighbors that are alive: at least K rows are that near."""
-    if earlier.shape[1] < k:
-        return _bounds_from_sample(unit, k, alive)
-    parts = []
-    for start in range(0, len(unit), BLOCK_ROWS):
-        ids = earlier[start : start + BLOCK_ROWS, :k].long()
-        near = torch.index_select(unit, 0, ids.flatten()).view(*ids.shape, -1)
-        cosines = torch.bmm(near, unit[start : start + BLOCK_ROWS, :, None])[:, :, 0]
-        # No bound for a row that has lost a neighbor: its list will be too long, and it is searched alone.
-        parts.append(torch.where(alive[ids].all(dim=1), cosines.amin(dim=1), -2.0))
-    return torch.cat(parts)
+@dataclass
+class _Travel:
+    """The journeys of all ranks' rows."""
+
+    rows: Tensor
+    alive: Tensor
+    group: Group
+    num_instances: int
+
+    def own(self) -> _Shard:
+        return _Shard(collectives.first_id(self.group, self.num_instances), self.rows, self.alive)
+
+    def ring(self) -> Iterator[_Shard]:
+        """Everybody's rows, our own first."""
+        for first_id, (rows, alive) in collectives.ring(self.group, self.num_instances, self.rows, self.alive):
+            yield _Shard(first_id, rows, alive)
 
 
-def _bounds_from_sample(unit: Tensor, k: int, alive: Tensor) -> Tensor:
+def _bounds_from_table(unit: Tensor, earlier: Tensor, travel: _Travel) -> Tensor:
+    """The smallest cosine with the earlier neighbors: at least K rows are that near.
+
+    A row that has lost a neighbor gets none, so many candidates, and is searched alone.
+    """
+    bounds = unit.new_full((len(unit),), 2.0)
+    for shard in travel.ring():
+        others = shard.unit()
+        if len(others) == 0:
+            continue
+
+        def smallest(start: int) -> Tensor:
+            ids = earlier[start : start + 64]
+            places, here = shard.places(ids)
+            near = torch.index_select(others, 0, places.flatten()).view(*ids.shape, -1)
+            cosines = torch.bmm(near, unit[start : start + 64, :, None])[:, :, 0]
+            cosines.masked_fill_(~shard.alive[places], NO_BOUND)
+            return cosines.masked_fill_(~here, 2.0).amin(dim=1)
+
+        parts = workers.on_each(smallest, range(0, len(unit), 64), unit.device)
+        bounds = torch.minimum(bounds, torch.cat([bounds[:0], *parts]))
+    return bounds
+
+
+def _bounds_from_sample(unit: Tensor, k: int, travel: _Travel) -> Tensor:
     """From every n-th row: the cosine that about 2.5 K of all rows reach. May be too high for a few rows."""
-    num = len(unit)
-    if num <= 8 * k:
-        return torch.full((num,), -2.0, device=unit.device)  # everything is a candidate
-    sample = torch.arange(0, num, max(1, num // SAMPLE_ROWS), device=unit.device)
-    sample = sample[alive[sample]]
+    num = travel.num_instances
+    no_bounds = torch.full((len(unit),), NO_BOUND, device=unit.device)
+    own = travel.own()
+    ids = torch.arange(0, num, max(1, num // SAMPLE_ROWS), device=unit.device)
+    places, here = own.places(ids)
+    places = places[here]
+    sample = collectives.gather_uneven(travel.group, unit[places[own.alive[places]]])
+    if num <= 8 * k or len(sample) == 0:
+        return no_bounds  # everything is a candidate
     place = min(len(sample), max(8, -(-5 * k * len(sample) // (2 * num))))
-    if place == 0:
-        return torch.full((num,), -2.0, device=unit.device)
-    columns = unit[sample].T.contiguous()
-    starts = range(0, num, BLOCK_ROWS)
-    return torch.cat([(unit[s : s + BLOCK_ROWS] @ columns).topk(place, dim=1).values[:, -1] for s in starts])
+    columns = sample.T.contiguous()
+
+    def guess(part: Tensor) -> Tensor:
+        return (part @ columns).topk(place, dim=1).values[:, -1]
+
+    return torch.cat([no_bounds[:0], *workers.on_each(guess, unit.split(1024), unit.device)])
 
 
 class _Search:
-    """Works on the rows in the order of their bounds; `original` says which they are."""
+    """This rank's rows, in the order of their bounds, and their candidates."""
 
-    def __init__(self, rows: Tensor, unit: Tensor, k: int, alive: Tensor, bounds: Tensor) -> None:
-        self.rows, self.k, self.num = rows, k, len(rows)
-        self.bounds, self.original = bounds.sort(stable=True)
-        self.unit, self.alive = unit[self.original], alive[self.original]
-        self.all_alive = bool(alive.all())
-        self.lowest = self.bounds[::BLOCK_ROWS].tolist()  # of each block
-        # Room for a list: the K best, and what a cautious bound lets in besides.
-        self.room = min(self.num, 4 * k + 64)
+    def __init__(self, own: _Shard, unit: Tensor, k: int, bounds: Tensor) -> None:
+        self.k, self.device = k, unit.device
+        self.block = BLOCK_ROWS.get(unit.device.type, BLOCK_ROWS_ELSEWHERE)
+        bounds, self.order = bounds.sort(stable=True)
+        self.bounds = list(bounds.split(self.block)) if len(unit) else []
+        self.lowest = [float(block[0]) for block in self.bounds]
+        self.unit = unit[self.order].split(self.block)
+        self.ids = (self.order + own.first_id).to(torch.int32).split(self.block)
+        self.alive = None if bool(own.alive.all()) else own.alive[self.order].split(self.block)
+        # Candidates of a row: the K best, and what a cautious bound lets in besides. One with more is searched alone.
+        self.room = 4 * k + 64
+        self.counts = [torch.zeros_like(block, dtype=torch.int64) for block in self.bounds]
+        self.candidates: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in self.bounds]
 
-    def run(self) -> Tensor:
-        result = torch.empty(self.num, self.k, dtype=torch.int32, device=self.unit.device)
-        num_blocks = len(self.lowest)
-        cosines = self.unit.new_empty(min(self.num, BLOCK_ROWS) ** 2)
-        if 8 * self.num * self.room <= MAX_LIST_BYTES:
-            lists = _Lists(0, self.num, self.room, self.unit.device)
-            for i in range(num_blocks):
-                for j in range(i, num_blocks):
-                    self._scan(i, j, lists, cosines, both_ways=i != j)
-            self._choose(lists, result)
-            return result
-        for i in range(num_blocks):
-            lists = _Lists(i * BLOCK_ROWS, min((i + 1) * BLOCK_ROWS, self.num), self.room, self.unit.device)
-            for j in range(num_blocks):
-                self._scan(i, j, lists, cosines, both_ways=False)
-            self._choose(lists, result)
-        return result
+    def run(self, travel: _Travel) -> tuple[Tensor, list[tuple[Tensor, Tensor]], list[int]]:
+        """(table, [(places of rows, their candidates) to be told apart], places of rows to be searched alone)"""
+        table = torch.empty(len(self.order), self.k, dtype=torch.int32, device=self.device)
+        undecided, alone = [], []
+        blocks = range(len(self.bounds))
+        panel = max(1, MAX_CANDIDATE_BYTES // (8 * self.room * self.block))
+        if travel.group.size > 1:
+            panel = max(1, len(blocks))  # one journey for all
+        for start in range(0, max(1, len(blocks)), panel):
+            here = blocks[start : start + panel]
+            for shard in travel.ring():
+                if shard.rows is travel.rows:
+                    self._among_themselves(here)
+                else:
+                    self._with(shard)
+            for block, (best, unsure, candidates, to_search) in zip(
+                here, workers.on_each(self._choose, here, self.device)
+            ):
+                places = self.order[block * self.block :][: len(best)]
+                table[places] = best
+                undecided.append((places[unsure], candidates))
+                alone += places[to_search].tolist()
+        return table, undecided, alone
 
-    def _scan(self, i: int, j: int, lists: "_Lists", memory: Tensor, both_ways: bool) -> None:
-        """All cosines of block i with block j; those that reach a row's bound go into its list."""
-        first, second = i * BLOCK_ROWS, j * BLOCK_ROWS
-        a, b = self.unit[first : first + BLOCK_ROWS], self.unit[second : second + BLOCK_ROWS]
-        cosines = memory[: len(a) * len(b)].view(len(a), len(b))
-        torch.mm(a, b.T, out=cosines)
-        lowest = min(self.lowest[i], self.lowest[j]) if both_ways else self.lowest[i]
-        found = _nonzero(cosines.view(-1) >= lowest)
-        scores = torch.index_select(cosines.view(-1), 0, found)
-        row, column = found // len(b) + first, found % len(b) + second
-        self._add(lists, row, column, scores)
-        if both_ways:
-            column, order = column.sort(stable=True)
-            self._add(lists, column, row[order], scores[order])
+    def _among_themselves(self, panel: range) -> None:
+        """Blocks of the panel with each other, both ways at once; and with the blocks outside, one way."""
+        items = []
+        for i in panel:
+            others = [j for j in range(len(self.bounds)) if j >= i or j not in panel]
+            items += [(i, others[n : n + BLOCKS_AT_ONCE]) for n in range(0, len(others), BLOCKS_AT_ONCE)]
 
-    def _add(self, lists: "_Lists", rows: Tensor, others: Tensor, scores: Tensor) -> None:
-        good = (scores >= torch.index_select(self.bounds, 0, rows)) & (rows != others)
-        if not self.all_alive:
-            good &= self.alive[others]
-        good = _nonzero(good)
-        lists.add(rows[good], others[good], scores[good])
+        def scan(item: tuple[int, list[int]]) -> None:
+            i, others = item
+            memory = self.unit[0].new_empty(self.block**2)
+            for j in others:
+                both_ways = i != j and j in panel
+                lowest = min(self.lowest[i], self.lowest[j]) if both_ways else self.lowest[i]
+                row, column, scores = _reaching(self.unit[i], self.unit[j], lowest, memory)
+                if i == j:
+                    row, column, scores = (part[row != column] for part in (row, column, scores))
+                self._add(i, row, scores, self.ids[j], column, None if self.alive is None else self.alive[j])
+                if both_ways:
+                    self._add(j, column, scores, self.ids[i], row, None if self.alive is None else self.alive[i])
 
-    def _choose(self, lists: "_Lists", result: Tensor) -> None:
-        for start in range(lists.first, lists.last, BLOCK_ROWS):
-            stop = min(start + BLOCK_ROWS, lists.last)
-            ids, scores, counts = lists.part(start, stop)
-            width = max(self.k, int(counts.clamp(max=self.room).amax()))
-            best = self._best(ids[:, :width], scores[:, :width], start)
-            for row in (counts > self.room).nonzero()[:, 0].tolist():
-                best[row] = self._alone(start + row)
-            result[self.original[start:stop]] = best
+        workers.on_each(scan, items, self.device)
 
-    def _best(self, ids: Tensor, scores: Tensor, start: int) -> Tensor:
-        """The first K of each list: a few more than K by float32; what that leaves open, in float64."""
-        width, k = scores.shape[1], self.k
-        scores, places = scores.topk(min(k + 8, width), dim=1)
-        ids = self.original[ids.gather(1, places).long()]
-        best = ids[:, :k].to(torch.int32)
-        gaps = scores[:, :-1] - scores[:, 1:]
-        unsure = (gaps[:, :k] < ROUNDING).any(dim=1)
-        kth = scores[:, k - 1]
-        if scores.shape[1] > k:
-            unsure |= gaps[:, k - 1] < MARGIN
-        unsure = unsure.nonzero()[:, 0]
-        for part in unsure.split(256):
-            queries = self.original[start + part]
-            best[part] = _order_exactly(self.rows, queries, ids[part], scores[part], k)
-        # Searched alone: where the K-th does not clear the bound, so that one outside the list might be nearer by
-        # rounding; and where more than the few are as near as the K-th, as among duplicates.
-        doubtful = kth < self.bounds[start : start + len(kth)] + MARGIN / 2
-        if scores.shape[1] < width:
-            doubtful |= (scores[:, -1] >= kth - MARGIN) & ~torch.isinf(scores[:, -1])
-        for row in doubtful.nonzero()[:, 0].tolist():
-            best[row] = self._alone(start + row)
-        return best
-
-    def _alone(self, row: int) -> Tensor:
-        """One row against all others, without a bound."""
-        cosines = self.unit @ self.unit[row]
-        cosines.masked_fill_(~self.alive, -torch.inf)
-        cosines[row] = -torch.inf
-        near = (cosines >= cosines.topk(self.k).values[-1] - MARGIN).nonzero()[:, 0]
-        return _order_exactly(
-            self.rows, self.original[row : row + 1], self.original[near][None], cosines[near][None], self.k
-        )[0]
-
-
-class _Lists:
-    """For each of the rows first : last, ids and cosines in the order they come; what exceeds the room is counted."""
-
-    def __init__(self, first: int, last: int, room: int, device: torch.device) -> None:
-        self.first, self.last, self.room = first, last, room
-        # One more place takes what does not fit.
-        self.ids = torch.zeros(last - first, room + 1, dtype=torch.int32, device=device)
-        self.scores = torch.full((last - first, room + 1), -torch.inf, device=device)
-        self.counts = torch.zeros(last - first, dtype=torch.int64, device=device)
-
-    def add(self, rows: Tensor, ids: Tensor, scores: Tensor) -> None:
-        """rows: ascending."""
-        if len(rows) == 0:
+    def _with(self, shard: _Shard) -> None:
+        """All rows with those of another rank."""
+        unit = shard.unit().split(self.block)
+        ids = torch.arange(shard.first_id, shard.first_id + len(shard.rows), dtype=torch.int32, device=self.device)
+        alive = shard.alive.split(self.block)
+        if len(shard.rows) == 0:
             return
-        place = rows - self.first
-        num = torch.bincount(place - place[0])  # found per row, from the first row found
-        begins = num.cumsum(0) - num
-        rank = torch.arange(len(rows), device=rows.device) - torch.index_select(begins, 0, place - place[0])
-        slot = (torch.index_select(self.counts, 0, place) + rank).clamp_(max=self.room)
-        flat = place * (self.room + 1) + slot
-        self.ids.view(-1)[flat] = ids.to(torch.int32)
-        self.scores.view(-1)[flat] = scores
-        self.counts[place[0] : place[0] + len(num)] += num
 
-    def part(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        here = slice(start - self.first, stop - self.first)
-        return self.ids[here, : self.room], self.scores[here, : self.room], self.counts[here]
+        def scan(i: int) -> None:
+            memory = unit[0].new_empty(self.block**2)
+            for others, other_ids, others_alive in zip(unit, ids.split(self.block), alive):
+                row, column, scores = _reaching(self.unit[i], others, self.lowest[i], memory)
+                self._add(i, row, scores, other_ids, column, others_alive)
+
+        workers.on_each(scan, range(len(self.bounds)), self.device)
+
+    def _add(
+        self, block: int, row: Tensor, scores: Tensor, ids: Tensor, column: Tensor, others_alive: Tensor | None
+    ) -> None:
+        """Keep what reaches the bound of its own row. Several workers may do so for one block at a time."""
+        good = scores >= torch.index_select(self.bounds[block], 0, row)
+        if others_alive is not None:
+            good &= torch.index_select(others_alive, 0, column)
+        good = _places(good)
+        if len(good) == 0:
+            return
+        row = row[good]
+        self.candidates[block].append((row.to(torch.int16), ids[column[good]], scores[good]))
+        counts = self.counts[block].add_(torch.bincount(row, minlength=len(self.counts[block])))
+        # No candidate reaches this; a count that two workers add to at once may be too low, and only takes memory.
+        self.bounds[block].masked_fill_(counts > self.room, torch.inf)
+
+    def _choose(self, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(table, rows that float32 leaves open, their candidates, rows to be searched alone)"""
+        rows = [torch.empty(0, dtype=torch.int16, device=self.device), *(c[0] for c in self.candidates[block])]
+        some_ids = [torch.empty(0, dtype=torch.int32, device=self.device), *(c[1] for c in self.candidates[block])]
+        some_scores = [self.bounds[block][:0], *(c[2] for c in self.candidates[block])]
+        self.candidates[block] = []
+        row, ids, scores = torch.cat(rows), torch.cat(some_ids), torch.cat(some_scores)
+        order = _stable_order(row)
+        row = row[order].long()
+        num = torch.bincount(row, minlength=len(self.bounds[block]))
+        slot = torch.arange(len(row), device=self.device) - torch.index_select(num.cumsum(0) - num, 0, row)
+        width = max(self.k + 1, int(num.amax()))
+        flat = row * width + slot
+        table = scores.new_full((len(num), width), -torch.inf)
+        table.view(-1)[flat] = scores[order]
+        table_ids = ids.new_zeros(len(num), width)
+        table_ids.view(-1)[flat] = ids[order]
+        return self._best(block, table_ids, table)
+
+    def _best(self, block: int, ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The first K of the candidates by float32, of a few more than K."""
+        k, width = self.k, scores.shape[1]
+        scores, places = scores.topk(min(k + 8, width), dim=1)
+        ids = ids.gather(1, places)
+        gaps = scores[:, :-1] - scores[:, 1:]
+        unsure = (gaps[:, : k - 1] < ROUNDING).any(dim=1) | (gaps[:, k - 1] < MARGIN)
+        # Searched alone: where the K-th does not clear the bound, so that one outside might be nearer by rounding; and
+        # where more than the few are as near as the K-th, as among duplicates.
+        kth, last = scores[:, k - 1], scores[:, -1]
+        alone = kth < self.bounds[block] + MARGIN / 2
+        if scores.shape[1] < width:
+            alone |= (last >= kth - MARGIN) & ~torch.isinf(last)
+        unsure = (unsure & ~alone).nonzero()[:, 0]
+        candidates = ids[unsure].masked_fill_(torch.isinf(scores[unsure]), -1)
+        return ids[:, :k], unsure, candidates, alone.nonzero()[:, 0]
 
 
-def _nonzero(mask: Bool[Tensor, " n"]) -> Int[Tensor, " found"]:
-    """Ascending places of True. On a CPU numpy finds them three times as fast."""
-    return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
+def _decide(
+    own: _Shard,
+    unit: Tensor,
+    k: int,
+    result: Tensor,
+    undecided: list[tuple[Tensor, Tensor]],
+    alone: list[int],
+    travel: _Travel,
+) -> None:
+    """What float32 left open, in float64; and the rows to be searched alone."""
+    queries = [part for places, _ in undecided for part in places.split(256)]
+    candidates = [part for _, ids in undecided for part in ids.split(256)]
+    scores = [_float64(ids).fill_(-torch.inf) for ids in candidates]
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in alone]
+    for shard in travel.ring():
+        if len(shard.rows) == 0:
+            continue
+        others = shard.unit() if alone else None
+
+        def score(number: int) -> None:
+            places, here = shard.places(candidates[number])
+            exact = _exact(own.rows[queries[number]], shard.rows[places])
+            scores[number] = torch.where(here.to(exact.device), exact, scores[number])
+
+        def search(number: int) -> None:
+            assert others is not None
+            cosines = others @ unit[alone[number]]
+            cosines.masked_fill_(~shard.alive, -torch.inf)
+            if shard.rows is travel.rows:
+                cosines[alone[number]] = -torch.inf
+            kth = cosines.topk(min(k, len(cosines))).values[-1]
+            near = ((cosines >= kth - MARGIN) & ~torch.isinf(cosines)).nonzero()[:, 0]
+            exact = _exact(own.rows[alone[number]][None], shard.rows[near][None])[0]
+            found[number].append((near.to(exact.device) + shard.first_id, exact))
+
+        workers.on_each(score, range(len(queries)), unit.device)
+        workers.on_each(search, range(len(alone)), unit.device)
+    for places, ids, exact in zip(queries, candidates, scores):
+        result[places] = _ordered(ids.to(exact.device), exact, k).to(result.device)
+    for place, parts in zip(alone, found):
+        ids, exact = (torch.cat(each)[None] for each in zip(*parts))
+        result[place] = _ordered(ids.to(torch.int32), exact, k)[0].to(result.device)
 
 
-def _order_exactly(rows: Tensor, queries: Tensor, ids: Tensor, scores: Tensor, k: int) -> Tensor:
-    """The first k of the ids by (cosine in float64, lower id), for each query: int32. MPS has no float64."""
-    device = torch.device("cpu") if rows.device.type == "mps" else rows.device
-    ids, order = ids.long().sort(dim=1)
-    left_out = torch.isinf(scores.gather(1, order)).to(device)
-    near = F.normalize(rows[ids].to(device, torch.float64), dim=2, eps=1e-12)  # [queries, candidates, dim]
-    query = F.normalize(rows[queries].to(device, torch.float64), dim=1, eps=1e-12)
-    exact = torch.einsum("qd,qcd->qc", query, near).masked_fill(left_out, -torch.inf)
-    best = exact.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return ids.gather(1, best.to(ids.device)).to(torch.int32)
+def _reaching(a: Tensor, b: Tensor, lowest: float, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(row, column, cosine) of the pairs whose cosine reaches `lowest`."""
+    cosines = memory[: len(a) * len(b)]
+    torch.mm(a, b.T, out=cosines.view(len(a), len(b)))
+    found = _places(cosines, lowest)
+    row = found // len(b)
+    return row, found - row * len(b), torch.index_select(cosines, 0, found)
+
+
+def _places(values: Tensor, lowest: float | None = None) -> Int[Tensor, " found"]:
+    """Ascending places of True, or of numbers >= lowest. On a CPU numpy is six times as fast."""
+    if values.device.type != "cpu":
+        return (values if lowest is None else values >= lowest).nonzero()[:, 0]
+    array = values.numpy()
+    return torch.from_numpy(np.flatnonzero(array if lowest is None else array >= np.float32(lowest)))
+
+
+def _stable_order(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """On a CPU numpy sorts 16-bit numbers by their digits."""
+    if keys.device.type != "cpu":
+        return keys.argsort(stable=True)
+    return torch.from_numpy(np.argsort(keys.numpy(), kind="stable"))
+
+
+def _float64(like: Tensor) -> Tensor:
+    """MPS has no float64: such work is done on the CPU."""
+    return torch.empty(like.shape, dtype=torch.float64, device="cpu" if like.device.type == "mps" else like.device)
+
+
+def _exact(queries: Float[Tensor, "q dim"], others: Float[Tensor, "q n dim"]) -> Float[Tensor, "q n"]:
+    """Cosines in float64, each by the same operations, so that equal rows get equal ones."""
+    device = _float64(queries).device
+    a, b = queries.to(device, torch.float64)[:, None, :], others.to(device, torch.float64)
+    lengths = [torch.linalg.vector_norm(each, dim=2) for each in (a, b)]
+    product = lengths[0] * lengths[1]
+    zero = (lengths[0] < TINY_NORM) | (lengths[1] < TINY_NORM)
+    return ((a * b).sum(dim=2) / product).masked_fill_(zero, 0)
+
+
+def _ordered(ids: Tensor, scores: Tensor, k: int) -> Int[Tensor, "q k"]:
+    """The first k of the ids by (cosine, lower id)."""
+    ids, order = ids.sort(dim=1)
+    best = scores.gather(1, order).argsort(dim=1, descending=True, stable=True)[:, :k]
+    return ids.gather(1, best)

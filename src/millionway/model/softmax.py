@@ -3,8 +3,10 @@
 It is flash attention with queries X^ and keys = values = W^ (hats: unit length). Nothing of size [batch, classes] or
 [classes, dim] exists besides the rows and their momentum.
 
-    pass 1   S = X^ W^^T / tau,  E = exp(S),  Z += E.sum,  O += E W^      the embedding gradient follows from Z and O
-    pass 2   E again,  G = (E / Z - q)^T X^ / (tau B),  then row by row: Jacobian, weight decay, momentum, write
+    pass 1   S = W^ X^^T / tau,  E = exp(S),  Z += E.sum,  O += E^T W^    the embedding gradient follows from Z and O
+    pass 2   E again,  G = (E / Z - q) X^ / (tau B),  then row by row: Jacobian, weight decay, momentum, write
+
+A block of E is [rows, batch]: so laid out, the three products are fastest, and a row's entries lie side by side.
 
 q, the share of each target class, is sparse: (sample, class) pairs, sorted by class, so that a block takes one slice.
 
@@ -12,8 +14,8 @@ Cosines are bounded, so for tau >= 0.05 E needs no shift: exp(1 / 0.05) is far f
 shifted by its largest logit, which takes one more product to find.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway import randomness
+from millionway.model import workers
 
 TINY_NORM = 1e-12
 LOG2_E = 1 / math.log(2)  # goes into X^: 2^s is computed in half the time of e^s
@@ -29,12 +32,18 @@ NO_SHIFT_ABOVE = 0.05
 # larger products. Fixed numbers, so that results do not depend on the memory that happens to be free.
 BLOCK_ENTRIES = {"cpu": 1 << 19}
 BLOCK_ENTRIES_ELSEWHERE = 1 << 25
+SHARES = 16  # of a pass; each is worked through by one worker
 
 
 def inverse_norms(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n 1"]:
     """1 / length, and 0 for vectors too short to have a direction."""
-    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return norm.reciprocal().masked_fill_(norm < TINY_NORM, 0)
+    return _invert(torch.linalg.vector_norm(rows, dim=1, keepdim=True))
+
+
+def _invert(lengths: Tensor) -> Tensor:
+    """In place."""
+    too_short = lengths < TINY_NORM
+    return lengths.reciprocal_().masked_fill_(too_short, 0)
 
 
 def unit(x: Float[Tensor, "n dim"]) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n 1"]]:
@@ -57,7 +66,7 @@ class Pairs:
     """in the flattened [batch, targets]"""
     samples: Int[Tensor, " pairs"]
     entries: Int[Tensor, " pairs"]
-    """in the flattened [batch, rows of the block]"""
+    """in the flattened [rows of the block, batch]"""
     bounds: list[int]
     """pairs of block b are bounds[b] : bounds[b + 1]"""
 
@@ -70,9 +79,7 @@ class Pairs:
         here = slice(bounds[0], bounds[-1])
         places, classes = places[here], classes[here] - start
         samples = places // targets.shape[1]
-        row = classes % block
-        width = (stop - start - (classes - row)).clamp(max=block)  # the last block may be narrower
-        return Pairs(places, samples, samples * width + row, [bound - bounds[0] for bound in bounds])
+        return Pairs(places, samples, classes % block * len(targets) + samples, [bound - bounds[0] for bound in bounds])
 
     def of_block(self, number: int) -> tuple[slice, Tensor]:
         here = slice(self.bounds[number], self.bounds[number + 1])
@@ -96,13 +103,40 @@ class Rows:
     def __len__(self) -> int:
         return len(self.weight)
 
-    def blocks(self) -> Iterator[tuple[int, int, int]]:
-        """(number, start, stop)"""
-        for number, start in enumerate(range(0, len(self), self.block)):
-            yield number, start, min(start + self.block, len(self))
+    def blocks(self) -> list["Block"]:
+        if len(self) == 0:
+            return []
+        # Cut once: slicing each tensor for each block takes as long as the arithmetic on short vectors.
+        dead = itertools.repeat(None) if self.dead is None else self.dead.split(self.block)
+        parts = zip(self.weight.split(self.block), self.inverse_norm.split(self.block), dead)
+        return [Block(number, self.first_id + number * self.block, *part) for number, part in enumerate(parts)]
 
-    def unit_block(self, start: int, stop: int, out: Tensor) -> Tensor:
-        return torch.mul(self.weight[start:stop], self.inverse_norm[start:stop], out=out[: stop - start])
+    def shares(self) -> list[list["Block"]]:
+        """The blocks in runs, for workers; as many for any number of them, so that sums do not depend on it."""
+        blocks = self.blocks()
+        size = -(-len(blocks) // SHARES)
+        return [blocks[start : start + size] for start in range(0, len(blocks), max(1, size))]
+
+    def room(self, dtype: torch.dtype) -> Tensor:
+        """Memory as large as a block of rows."""
+        return self.weight.new_empty(min(self.block, len(self)), self.weight.shape[1], dtype=dtype)
+
+
+@dataclass(slots=True)
+class Block:
+    """Views of some of the rows."""
+
+    number: int
+    first_id: int
+    weight: Tensor
+    inverse_norm: Tensor
+    dead: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def unit(self, out: Tensor) -> Tensor:
+        return torch.mul(self.weight, self.inverse_norm, out=out[: len(self)])
 
 
 @dataclass(frozen=True)
@@ -115,28 +149,28 @@ class Move:
     key: int
     """for stochastic rounding, where rows are stored in bfloat16"""
 
-    def __call__(self, rows: Rows, momentum: Tensor, gradient: Tensor, start: int, stop: int) -> None:
-        """gradient: with respect to the unit rows start : stop.
+    def __call__(self, block: Block, momentum: Tensor, gradient: Tensor, scratch: Tensor) -> None:
+        """gradient: with respect to the unit rows. Leaves the new lengths in block.inverse_norm, not yet inverted.
 
         (I - w^ w^^T) g / |w|  =  g / |w| - w (w.g) / |w|^3
         """
-        stored_w, stored_m, inverse = rows.weight[start:stop], momentum[start:stop], rows.inverse_norm[start:stop]
-        w, m = stored_w.to(gradient.dtype), stored_m.to(gradient.dtype)  # the same memory where the dtypes agree
-        along = torch.linalg.vecdot(w, gradient)[:, None]
-        back = self.weight_decay - inverse**3 * along
-        if rows.dead is None:
+        inverse = block.inverse_norm
+        w, m = block.weight.to(gradient.dtype), momentum.to(gradient.dtype)  # the same memory where the dtypes agree
+        along = torch.mul(w, gradient, out=scratch[: len(block)]).sum(dim=1, keepdim=True)
+        back = along.mul_(inverse.pow(3)).neg_().add_(self.weight_decay)
+        if block.dead is None:
             m.mul_(self.momentum).addcmul_(gradient, inverse).addcmul_(w, back)
             w.add_(m, alpha=-self.lr)
         else:  # dead rows: momentum times 1, and nothing else
-            lives = (~rows.dead[start:stop, None]).to(w.dtype)
+            lives = (~block.dead[:, None]).to(w.dtype)
             m.mul_(1 + lives * (self.momentum - 1)).addcmul_(gradient, inverse * lives).addcmul_(w, back * lives)
             w.addcmul_(m, -self.lr * lives)
-        if stored_w.dtype == torch.bfloat16:
-            ids = torch.arange(rows.first_id + start, rows.first_id + stop, device=w.device)
-            _write_bfloat16(w, stored_w, self.key, ids)
-            _write_bfloat16(m, stored_m, self.key + 1, ids)
-            w = stored_w.to(gradient.dtype)
-        inverse.copy_(inverse_norms(w))
+        if block.weight.dtype == torch.bfloat16:
+            ids = torch.arange(block.first_id, block.first_id + len(block), device=w.device)
+            _write_bfloat16(w, block.weight, self.key, ids)
+            _write_bfloat16(m, momentum, self.key + 1, ids)
+            w = block.weight.to(gradient.dtype)
+        torch.linalg.vector_norm(w, dim=1, keepdim=True, out=inverse)
 
 
 @dataclass
@@ -148,7 +182,7 @@ class FirstPass:
     o: Float[Tensor, "batch dim"]
     """sum of the same times the unit row"""
     pair_logits: Float[Tensor, " pairs"]
-    shift: Float[Tensor, "batch 1"] | None
+    shift: Float[Tensor, " batch"] | None
     """of the logits, in powers of 2"""
     kept: list[Tensor]
     """exponentials of the first blocks"""
@@ -165,19 +199,26 @@ def first_pass(
     batch, dim = unit_x.shape
     x = unit_x * (LOG2_E / temperature)
     shift = _largest_logits(x, rows) if temperature < NO_SHIFT_ABOVE else None
-    z = torch.zeros(batch, dtype=x.dtype, device=x.device)
-    o = torch.zeros(batch, dim, dtype=x.dtype, device=x.device)
     pair_logits = torch.empty(len(pairs.samples), dtype=x.dtype, device=x.device)
-    scratch, unit_rows = x.new_empty(batch * min(rows.block, len(rows))), x.new_empty(min(rows.block, len(rows)), dim)
-    for number, start, stop in rows.blocks():
-        w = rows.unit_block(start, stop, unit_rows)
-        e = _room(kept[number] if number < len(kept) else scratch, batch, stop - start)
-        here, entries = pairs.of_block(number)
-        torch.mm(x, w.T, out=e)
-        torch.index_select(e.view(-1), 0, entries, out=pair_logits[here])
-        _exponentiate(e, shift, rows, start, stop)
-        z += e.sum(dim=1)
-        o.addmm_(e, w)
+
+    def sums(blocks: list[Block]) -> tuple[Tensor, Tensor]:
+        z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
+        scratch, unit_rows = x.new_empty(batch * len(blocks[0])), rows.room(x.dtype)
+        for block in blocks:
+            w = block.unit(out=unit_rows)
+            e = _room(kept[block.number] if block.number < len(kept) else scratch, batch, block)
+            here, entries = pairs.of_block(block.number)
+            torch.mm(w, x.T, out=e)
+            torch.index_select(e.view(-1), 0, entries, out=pair_logits[here])
+            _exponentiate(e, shift, block.dead)
+            z += e.sum(dim=0)
+            o.addmm_(e.T, w)
+        return z, o
+
+    z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
+    for z_here, o_here in workers.on_each(sums, rows.shares(), x.device):
+        z += z_here
+        o += o_here
     return FirstPass(z, o, pair_logits / LOG2_E, shift, kept)
 
 
@@ -194,47 +235,54 @@ def second_pass(
 ) -> None:
     """Gradient, momentum and write, block by block. `z` is over all ranks' rows, `pair_shares` is q.
 
-    d loss / d unit row = (E / Z - q)^T X^ / (tau B); 1 / (Z tau B) goes into X^, so that E is used as it is.
+    d loss / d unit row = (E / Z - q) X^ / (tau B); 1 / (Z tau B) goes into X^, so that E is used as it is.
     """
-    batch, dim = unit_x.shape
+    batch = len(unit_x)
     x = unit_x * (LOG2_E / temperature)
     scaled_x = unit_x / (z[:, None] * temperature * batch)
     subtract = pair_shares * z[pairs.samples]
-    largest = min(rows.block, len(rows))
-    scratch, unit_rows, gradient = x.new_empty(batch * largest), x.new_empty(largest, dim), x.new_empty(largest, dim)
-    for number, start, stop in rows.blocks():
-        if number < len(first.kept):
-            e = _room(first.kept[number], batch, stop - start)
-        else:
-            e = _room(scratch, batch, stop - start)
-            torch.mm(x, rows.unit_block(start, stop, unit_rows).T, out=e)
-            _exponentiate(e, first.shift, rows, start, stop)
-        here, entries = pairs.of_block(number)
-        e.view(-1).index_add_(0, entries, subtract[here], alpha=-1)
-        move(rows, momentum, torch.mm(e.T, scaled_x, out=gradient[: stop - start]), start, stop)
+    momentum_blocks = momentum.split(rows.block)
+
+    def write(blocks: list[Block]) -> None:
+        scratch = x.new_empty(batch * len(blocks[0]))
+        unit_rows, gradient = rows.room(x.dtype), rows.room(x.dtype)
+        for block in blocks:
+            if block.number < len(first.kept):
+                e = _room(first.kept[block.number], batch, block)
+            else:
+                e = _room(scratch, batch, block)
+                torch.mm(block.unit(out=unit_rows), x.T, out=e)
+                _exponentiate(e, first.shift, block.dead)
+            here, entries = pairs.of_block(block.number)
+            e.view(-1).index_add_(0, entries, subtract[here], alpha=-1)
+            torch.mm(e, scaled_x, out=gradient[: len(block)])
+            move(block, momentum_blocks[block.number], gradient[: len(block)], unit_rows)
+
+    workers.on_each(write, rows.shares(), x.device)
+    _invert(rows.inverse_norm)
 
 
-def _room(memory: Tensor, batch: int, num_rows: int) -> Tensor:
-    return memory[: batch * num_rows].view(batch, num_rows)
+def _room(memory: Tensor, batch: int, block: Block) -> Tensor:
+    return memory[: batch * len(block)].view(len(block), batch)
 
 
-def _exponentiate(e: Tensor, shift: Tensor | None, rows: Rows, start: int, stop: int) -> None:
+def _exponentiate(e: Tensor, shift: Tensor | None, dead: Tensor | None) -> None:
     if shift is not None:
         e.sub_(shift)
     e.exp2_()
-    if rows.dead is not None:
-        e.masked_fill_(rows.dead[start:stop], 0)
+    if dead is not None:
+        e.masked_fill_(dead[:, None], 0)
 
 
 def _largest_logits(x: Tensor, rows: Rows) -> Tensor:
-    """[batch, 1], over the rows that are alive."""
-    largest = x.new_full((len(x), 1), -torch.inf)
-    unit_rows = x.new_empty(min(rows.block, len(rows)), x.shape[1])
-    for _, start, stop in rows.blocks():
-        logits = x @ rows.unit_block(start, stop, unit_rows).T
-        if rows.dead is not None:
-            logits.masked_fill_(rows.dead[start:stop], -torch.inf)
-        torch.maximum(largest, logits.amax(dim=1, keepdim=True), out=largest)
+    """[batch], over the rows that are alive."""
+    largest = x.new_full((len(x),), -torch.inf)
+    unit_rows = rows.room(x.dtype)
+    for block in rows.blocks():
+        logits = block.unit(out=unit_rows) @ x.T
+        if block.dead is not None:
+            logits.masked_fill_(block.dead[:, None], -torch.inf)
+        torch.maximum(largest, logits.amax(dim=0), out=largest)
     return largest
 
 

@@ -1,0 +1,60 @@
+"""One thread per core, each with whole blocks of its own.
+
+A small operation that is split over all cores waits at its end for the slowest of them. Blocks are independent, so on a
+CPU each worker takes some and works through them alone. On other devices, and with one core, everything stays in the
+calling thread.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MAX_WORKERS = 8  # more would wait for each other's Python; further cores are shared out among these
+
+
+def on_each(function: Callable[[Item], Result], items: Iterable[Item], device: torch.device) -> list[Result]:
+    """The results in the order of the items. When it returns or raises, no worker is still at it."""
+    num_threads = torch.get_num_threads()
+    if device.type != "cpu" or num_threads == 1:
+        return [function(item) for item in items]
+    futures: list[Future[Result]] = []
+    try:
+        futures = [_pool(num_threads, os.getpid()).submit(_without_grad, function, item) for item in items]
+        wait(futures, return_when="FIRST_EXCEPTION")
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    return [future.result() for future in futures if not future.cancelled()]
+
+
+def _without_grad(function: Callable[[Item], Result], item: Item) -> Result:
+    with torch.no_grad():  # grad mode belongs to the thread
+        return function(item)
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(num_threads: int, process: int) -> ThreadPoolExecutor:
+    """`process`: threads do not survive a fork, so a child needs its own."""
+    num_workers = min(num_threads, MAX_WORKERS)
+    together = threading.Barrier(num_workers + 1)
+
+    def start() -> None:
+        torch.get_num_threads()  # a thread takes over the common number at its first use, so that comes first
+        torch.set_num_threads(num_threads // num_workers)
+        together.wait()
+
+    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="millionway", initializer=start)
+    for _ in range(num_workers):
+        pool.submit(int)  # starts one more thread, as none is free before all are there
+    together.wait()
+    torch.set_num_threads(num_threads)  # what threads to come take over
+    return pool
