@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check bench bench-classifier clean
+.PHONY: help setup demo test check bench bench-classifier bench-memory clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
@@ -42,6 +42,11 @@ bench-classifier: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/classifier.py steps --instances 131072 1281167
 	$(BIN)/python benchmarks/classifier.py hardest --instances 131072
+
+bench-memory: $(READY)
+	$(BIN)/python benchmarks/max_classes.py search --limit-gib 2
+	$(BIN)/python benchmarks/max_classes.py step --instances 14200000 --smoothed
+	$(BIN)/python benchmarks/max_classes.py step --instances 30000000 --storage bfloat16
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -125,7 +125,10 @@ def test_a_failed_update_is_not_forgotten() -> None:
     x, ids = torch.randn(4, 8, dtype=torch.float64).requires_grad_(), torch.arange(4)
     with blocks_of(16):
         classifier(x, ids)
-        with mock.patch.object(softmax.Move, "__call__", side_effect=[None] + 9 * [MemoryError]), pytest.raises(MemoryError):
+        with (
+            mock.patch.object(softmax.Move, "__call__", side_effect=[None] + 9 * [MemoryError]),
+            pytest.raises(MemoryError),
+        ):
             classifier.update(0.1)
     with pytest.raises(RuntimeError, match="half-way"):
         classifier(x, ids)
@@ -228,11 +231,40 @@ def test_bad_batch_is_named(x: torch.Tensor, ids: torch.Tensor, message: str) ->
 def test_nan_is_named() -> None:
     x = torch.randn(2, 8)
     x[1, 3] = torch.nan
-    with pytest.raises(NotFiniteError, match="not finite"):
-        InstanceClassifier(20, 8)(x, torch.tensor([0, 1]))
+    with pytest.raises(NotFiniteError, match="1 of 2 vectors are not finite.*instance 7"):
+        InstanceClassifier(20, 8)(x, torch.tensor([0, 7]))
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": -1.0}, {"num_instances": 0}, {"dim": 0}])
+@pytest.mark.parametrize("value", [{"lr": float("nan")}, {"momentum": -0.1}, {"weight_decay": float("inf")}])
+def test_bad_rates_are_named_before_anything_is_written(value: dict) -> None:
+    classifier = make(20, 8)
+    before = classifier.weight.clone()
+    classifier(torch.randn(2, 8, dtype=torch.float64).requires_grad_(), torch.tensor([0, 7]))
+    with pytest.raises(ValueError, match=f"{next(iter(value))} must be"):
+        classifier.update(**{"lr": 0.1, **value})
+    assert torch.equal(before, classifier.weight)
+    classifier.update(0.1)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (torch.zeros(20, 3), "int32 ids of hardest"),
+        (torch.zeros(19, 3, dtype=torch.int32), r"\[20, k\], not \[19, 3\]"),
+        (torch.zeros(20, 0, dtype=torch.int32), r"not \[20, 0\]"),
+        (torch.full((20, 3), 20, dtype=torch.int32), "from 20 to 20, but there are 20"),
+    ],
+)
+def test_a_bad_table_is_named(table: torch.Tensor, message: str) -> None:
+    forward = inspect.unwrap(InstanceClassifier.forward)
+    with pytest.raises(ValueError, match=message):
+        forward(InstanceClassifier(20, 8), torch.randn(2, 8), torch.tensor([0, 7]), table, 0.2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.0}, {"temperature": -1.0}, {"temperature": float("nan")}, {"num_instances": 0}, {"dim": 0}],
+)
 def test_bad_construction_is_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="not"):
         InstanceClassifier(**{"num_instances": 5, "dim": 3, **options})

@@ -92,8 +92,8 @@ class InstanceClassifier(nn.Module):
         super().__init__()
         if num_instances < 1 or dim < 1:
             raise ValueError(f"a classifier needs at least one instance and one dimension, not {num_instances} x {dim}")
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, not {temperature}")
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature must be positive and finite, not {temperature}")
         if storage not in STORAGE:
             raise ValueError(f"storage must be one of {', '.join(map(str, STORAGE))}, not {storage}")
         if classes_per_step is not None and classes_per_step < 1:
@@ -168,6 +168,9 @@ class InstanceClassifier(nn.Module):
         """One step of SGD on the rows, from the stored forward pass. Rows dead or not sampled stay as they are."""
         if self._pass is None:
             raise RuntimeError("update() needs a forward pass in grad mode before it")
+        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be at least 0 and finite, not {value}")
         stored, self._pass = self._pass, None
         key = randomness.key_of(self.seed, "rounding", self.step)
         move = softmax.Move(lr, momentum, weight_decay, key)
@@ -237,20 +240,30 @@ class InstanceClassifier(nn.Module):
 
     def _checked(self, vectors: Tensor, instance_ids: Tensor) -> Tensor:
         """The vectors, detached, in the rows' dtype; a ValueError names what is wrong with them or their ids."""
+        if not vectors.is_floating_point():
+            raise ValueError(f"expected vectors of floating point numbers, not {vectors.dtype}")
         if vectors.ndim != 2 or vectors.shape[1] != self.dim or len(vectors) == 0:
             raise ValueError(f"expected vectors of shape [batch, {self.dim}], not {list(vectors.shape)}")
         if instance_ids.dtype != torch.int64 or instance_ids.shape != vectors.shape[:1]:
             raise ValueError(
                 f"expected {len(vectors)} int64 instance ids, not {instance_ids.dtype} {list(instance_ids.shape)}"
             )
-        low, high = int(instance_ids.min()), int(instance_ids.max())
-        if low < 0 or high >= self.num_instances:
-            raise ValueError(f"instance ids run from {low} to {high}, but there are {self.num_instances} instances")
+        self._check_ids(instance_ids, "instance ids")
         if not bool(self.alive[instance_ids].all()):
             raise ValueError("an instance of the batch is not alive")
-        if not bool(torch.isfinite(vectors).all()):
-            raise NotFiniteError("the embeddings are not finite (NaN or infinity)")
+        finite = torch.isfinite(vectors).all(dim=1)
+        if not bool(finite.all()):
+            first = int((~finite).nonzero()[0, 0])
+            raise NotFiniteError(
+                f"{int((~finite).sum())} of {len(finite)} vectors are not finite (NaN or infinity); the first belongs to"
+                f" instance {int(instance_ids[first])}"
+            )
         return vectors.detach().to(self.compute_dtype)
+
+    def _check_ids(self, ids: Tensor, name: str) -> None:
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.num_instances:
+            raise ValueError(f"{name} run from {low} to {high}, but there are {self.num_instances} instances")
 
     def _targets(
         self, instance_ids: Tensor, hardest: Tensor | None, alpha: float
@@ -263,12 +276,18 @@ class InstanceClassifier(nn.Module):
             return own, torch.ones(1, dtype=self.compute_dtype, device=self.weight.device)
         if self.classes_per_step is not None:
             raise ValueError("smoothing needs all classes; classes_per_step leaves most of them out")
-        if len(hardest) != len(self.weight):
-            raise ValueError(f"the table of hardest classes has {len(hardest)} rows, the classifier {len(self.weight)}")
+        if hardest.ndim != 2 or len(hardest) != len(self.weight) or hardest.shape[1] == 0:
+            raise ValueError(
+                f"expected a table of hardest classes of shape [{len(self.weight)}, k], not {list(hardest.shape)}"
+            )
+        if hardest.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"expected a table of int32 ids of hardest classes, not {hardest.dtype}")
         k = hardest.shape[1]
         shares = torch.full((k + 1,), alpha / k, dtype=self.compute_dtype, device=self.weight.device)
         shares[0] = 1 - alpha
-        return torch.cat([own, hardest[instance_ids].to(torch.int64)], dim=1), shares
+        others = hardest[instance_ids].to(torch.int64)
+        self._check_ids(others, "the batch's hardest classes")
+        return torch.cat([own, others], dim=1), shares
 
     def _sampled_classes(self, instance_ids: Tensor) -> Int[Tensor, " chosen"] | None:
         """Ascending ids of the batch's own classes and `classes_per_step` others, drawn without replacement."""

@@ -13,6 +13,7 @@ The rows of several ranks meet by traveling around the ring of ranks, once for s
 does not depend on ranks, blocks, bounds or guesses.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -75,9 +76,8 @@ def top_k(
         bounds = _bounds_from_table(unit, earlier[:, :k], travel)
     else:
         bounds = _bounds_from_sample(unit, k, travel)
-    search = _Search(own, unit, k, bounds - MARGIN)
-    result, undecided, alone = search.run(travel)
-    _decide(own, unit, k, result, undecided, alone, travel)
+    result, undecided, alone = _Search(own, unit, k, bounds - MARGIN).run(travel)
+    _Decision(own, unit, k, undecided, alone).run(travel, result)
     return result
 
 
@@ -109,18 +109,20 @@ def _bounds_from_table(unit: Tensor, earlier: Tensor, travel: _Travel) -> Tensor
         others = shard.unit()
         if len(others) == 0:
             continue
-
-        def smallest(start: int) -> Tensor:
-            ids = earlier[start : start + 64]
-            places, here = shard.places(ids)
-            near = torch.index_select(others, 0, places.flatten()).view(*ids.shape, -1)
-            cosines = torch.bmm(near, unit[start : start + 64, :, None])[:, :, 0]
-            cosines.masked_fill_(~shard.alive[places], NO_BOUND)
-            return cosines.masked_fill_(~here, 2.0).amin(dim=1)
-
-        parts = workers.on_each(smallest, range(0, len(unit), 64), unit.device)
+        smallest = functools.partial(_smallest_cosines, shard, others)
+        parts = workers.on_each(smallest, zip(unit.split(64), earlier.split(64)), unit.device)
         bounds = torch.minimum(bounds, torch.cat([bounds[:0], *parts]))
     return bounds
+
+
+def _smallest_cosines(shard: _Shard, others: Tensor, part: tuple[Tensor, Tensor]) -> Tensor:
+    """Of each row with those of its neighbors that are in the shard."""
+    unit, ids = part
+    places, here = shard.places(ids)
+    near = torch.index_select(others, 0, places.flatten()).view(*ids.shape, -1)
+    cosines = torch.bmm(near, unit[:, :, None])[:, :, 0]
+    cosines.masked_fill_(~shard.alive[places], NO_BOUND)
+    return cosines.masked_fill_(~here, 2.0).amin(dim=1)
 
 
 def _bounds_from_sample(unit: Tensor, k: int, travel: _Travel) -> Tensor:
@@ -275,48 +277,46 @@ class _Search:
         return ids[:, :k], unsure, candidates, alone.nonzero()[:, 0]
 
 
-def _decide(
-    own: _Shard,
-    unit: Tensor,
-    k: int,
-    result: Tensor,
-    undecided: list[tuple[Tensor, Tensor]],
-    alone: list[int],
-    travel: _Travel,
-) -> None:
+class _Decision:
     """What float32 left open, in float64; and the rows to be searched alone."""
-    queries = [part for places, _ in undecided for part in places.split(256)]
-    candidates = [part for _, ids in undecided for part in ids.split(256)]
-    scores = [_float64(ids).fill_(-torch.inf) for ids in candidates]
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in alone]
-    for shard in travel.ring():
-        if len(shard.rows) == 0:
-            continue
-        others = shard.unit() if alone else None
 
-        def score(number: int) -> None:
-            places, here = shard.places(candidates[number])
-            exact = _exact(own.rows[queries[number]], shard.rows[places])
-            scores[number] = torch.where(here.to(exact.device), exact, scores[number])
+    def __init__(
+        self, own: _Shard, unit: Tensor, k: int, undecided: list[tuple[Tensor, Tensor]], alone: list[int]
+    ) -> None:
+        self.own, self.unit, self.k, self.alone = own, unit, k, alone
+        self.queries = [part for places, _ in undecided for part in places.split(256)]
+        self.candidates = [part for _, ids in undecided for part in ids.split(256)]
+        self.scores = [_float64(ids).fill_(-torch.inf) for ids in self.candidates]
+        self.found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in alone]
 
-        def search(number: int) -> None:
-            assert others is not None
-            cosines = others @ unit[alone[number]]
-            cosines.masked_fill_(~shard.alive, -torch.inf)
-            if shard.rows is travel.rows:
-                cosines[alone[number]] = -torch.inf
-            kth = cosines.topk(min(k, len(cosines))).values[-1]
-            near = ((cosines >= kth - MARGIN) & ~torch.isinf(cosines)).nonzero()[:, 0]
-            exact = _exact(own.rows[alone[number]][None], shard.rows[near][None])[0]
-            found[number].append((near.to(exact.device) + shard.first_id, exact))
+    def run(self, travel: _Travel, result: Tensor) -> None:
+        for shard in travel.ring():
+            if len(shard.rows):
+                workers.on_each(functools.partial(self._score, shard), range(len(self.queries)), self.unit.device)
+                search = functools.partial(self._search, shard, shard.unit() if self.alone else self.unit)
+                workers.on_each(search, range(len(self.alone)), self.unit.device)
+        for places, ids, exact in zip(self.queries, self.candidates, self.scores):
+            result[places] = _ordered(ids.to(exact.device), exact, self.k).to(result.device)
+        for place, parts in zip(self.alone, self.found):
+            ids, exact = (torch.cat(each)[None] for each in zip(*parts))
+            result[place] = _ordered(ids.to(torch.int32), exact, self.k)[0].to(result.device)
 
-        workers.on_each(score, range(len(queries)), unit.device)
-        workers.on_each(search, range(len(alone)), unit.device)
-    for places, ids, exact in zip(queries, candidates, scores):
-        result[places] = _ordered(ids.to(exact.device), exact, k).to(result.device)
-    for place, parts in zip(alone, found):
-        ids, exact = (torch.cat(each)[None] for each in zip(*parts))
-        result[place] = _ordered(ids.to(torch.int32), exact, k)[0].to(result.device)
+    def _score(self, shard: _Shard, number: int) -> None:
+        places, here = shard.places(self.candidates[number])
+        exact = _exact(self.own.rows[self.queries[number]], shard.rows[places])
+        self.scores[number] = torch.where(here.to(exact.device), exact, self.scores[number])
+
+    def _search(self, shard: _Shard, others: Tensor, number: int) -> None:
+        """One row against a whole shard, without a bound."""
+        row = self.alone[number]
+        cosines = others @ self.unit[row]
+        cosines.masked_fill_(~shard.alive, -torch.inf)
+        if shard.first_id == self.own.first_id:
+            cosines[row] = -torch.inf
+        kth = cosines.topk(min(self.k, len(cosines))).values[-1]
+        near = ((cosines >= kth - MARGIN) & ~torch.isinf(cosines)).nonzero()[:, 0]
+        exact = _exact(self.own.rows[row][None], shard.rows[near][None])[0]
+        self.found[number].append((near.to(exact.device) + shard.first_id, exact))
 
 
 def _reaching(a: Tensor, b: Tensor, lowest: float, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:

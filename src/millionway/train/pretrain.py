@@ -222,7 +222,8 @@ class _Run:
     def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
         state, training, method = self.state, self.config.training, self.config.classifier
         if state.hardest is not None and state.step % self.steps_per_epoch == 0:
-            state.hardest = state.classifier.hardest(state.hardest.shape[1])
+            earlier = state.hardest if state.step else None
+            state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
         torch.manual_seed(randomness.key_of(training.seed, "step", state.step))  # for encoders with dropout
         assert training.lr is not None
         self.lr = learning_rate(state.step, self.num_steps, self.num_warmup_steps, training.lr)

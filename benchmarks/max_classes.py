@@ -1,0 +1,143 @@
+"""How many instances fit into a given memory, and how long does a step take where it is tight?
+
+    python benchmarks/max_classes.py search --limit-gib 2     # the largest N within a limit, ours and plain PyTorch
+    python benchmarks/max_classes.py step --instances 14200000 --smoothed
+    python benchmarks/max_classes.py step --instances 30000000 --storage bfloat16
+    python benchmarks/max_classes.py table
+
+Every trial is a process of its own that takes real steps: loss, embedding gradient, update of the rows, at a batch of
+512 and 128 dimensions. In a search it runs under the operating system's limit on data (RLIMIT_DATA), so what does not
+fit fails. Exponentials are computed again, not kept.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from classifier import BATCH, DIM, RESULTS, K, batch_of, memory_status, plain, table_of  # beside this file
+from presets import write_between_marks
+
+from millionway.environment import describe_environment
+from millionway.model.classifier import InstanceClassifier
+
+GIB = 1 << 30
+SIDES = {
+    "ours, bfloat16": ["--storage", "bfloat16"],
+    "ours, float32": [],
+    "ours, float32, smoothed": ["--smoothed"],
+    "plain PyTorch": ["--plain"],
+}
+
+
+def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_steps: int) -> dict:
+    """Seconds of each step and the peak of resident memory, from the start of the process."""
+    if is_plain:
+        step = plain(num)
+    else:
+        classifier = InstanceClassifier(num, DIM, storage=storage, keep_bytes=0)
+        table = table_of(num) if smoothed else None
+        x, ids = batch_of(num)
+
+        def step() -> None:
+            leaf = x.clone().requires_grad_()
+            classifier(leaf, ids, table, 0.2 if smoothed else 0.0).backward()
+            classifier.update(0.01)
+
+    seconds = []
+    for _ in range(num_steps):
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+    return {"num_instances": num, "seconds": seconds, "peak_rss_bytes": memory_status("VmHWM")}
+
+
+def fits(num: int, limit: int, flags: list[str]) -> dict | None:
+    """The trial's result, or None if it did not fit."""
+    command = [sys.executable, __file__, "trial", "--instances", str(num), "--steps", "1", *flags]
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    run = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
+    if run.returncode == 0:
+        return json.loads(run.stdout)
+    assert "memory" in run.stderr.lower(), run.stderr[-2000:]
+    return None
+
+
+def largest(limit: int, flags: list[str]) -> dict:
+    """By doubling and halving, to 2 %."""
+    low, high = 0, 0
+    best: dict = {}
+    num = 1 << 16
+    while not high or high - low > 0.02 * high:
+        result = fits(num, limit, flags)
+        print(f"  {num:>12,} {'fits' if result else 'does not fit'}", file=sys.stderr, flush=True)
+        if result:
+            low, best = num, result
+        else:
+            high = num
+        num = (low + high) // 2 if high else 2 * num
+    return best
+
+
+def table() -> str:
+    lines = []
+    searches = sorted(RESULTS.glob("max_classes_within_*.json"))
+    for path in searches:
+        result = json.loads(path.read_text())
+        base = result["sides"]["plain PyTorch"]["num_instances"]
+        lines += [f"Largest N within {result['limit_gib']:g} GiB of data (whole process):", ""]
+        lines += ["| | N | times plain PyTorch | seconds a step |", "|---|---|---|---|"]
+        for name, side in result["sides"].items():
+            num = side["num_instances"]
+            lines.append(f"| {name} | {num:,} | {num / base:.1f} | {side['seconds'][-1]:.1f} |")
+        lines.append("")
+    lines += ["Single steps:", "", "| N | rows | peak RSS, GiB | seconds a step |", "|---|---|---|---|"]
+    for path in sorted(RESULTS.glob("max_classes_step_*.json")):
+        result = json.loads(path.read_text())
+        rows = result["storage"] + (f", smoothed, K = {K}" if result["smoothed"] else "")
+        seconds = ", ".join(f"{value:.0f}" for value in result["seconds"])
+        lines.append(f"| {result['num_instances']:,} | {rows} | {result['peak_rss_bytes'] / GIB:.1f} | {seconds} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("search", "step", "trial", "table"))
+    parser.add_argument("--limit-gib", type=float, default=2)
+    parser.add_argument("--instances", type=int, default=1 << 17)
+    parser.add_argument("--storage", default="float32")
+    parser.add_argument("--smoothed", action="store_true")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--steps", type=int, default=2)
+    chosen = parser.parse_args()
+    about = {"batch": BATCH, "dim": DIM, "environment": json.loads(describe_environment(torch.device("cpu")))}
+    if chosen.part in ("step", "trial"):
+        storage = getattr(torch, chosen.storage)
+        result = steps(chosen.instances, storage, chosen.smoothed, chosen.plain, chosen.steps)
+        if chosen.part == "trial":
+            print(json.dumps(result))
+            return
+        about |= {"storage": chosen.storage, "smoothed": chosen.smoothed} | result
+        name = f"max_classes_step_{chosen.instances}_{chosen.storage}.json"
+        (RESULTS / name).write_text(json.dumps(about, indent=2) + "\n")
+    elif chosen.part == "search":
+        sides = {}
+        for name, flags in SIDES.items():
+            print(name, file=sys.stderr)
+            sides[name] = largest(int(chosen.limit_gib * GIB), flags)
+        about |= {"limit_gib": chosen.limit_gib, "sides": sides}
+        path = RESULTS / f"max_classes_within_{chosen.limit_gib:g}_gib.json"
+        path.write_text(json.dumps(about, indent=2) + "\n")
+    write_between_marks(Path(__file__).parent.parent / "docs" / "experiments.md", "max classes", table())
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
