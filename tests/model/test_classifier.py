@@ -231,7 +231,7 @@ def test_bad_batch_is_named(x: torch.Tensor, ids: torch.Tensor, message: str) ->
 def test_nan_is_named() -> None:
     x = torch.randn(2, 8)
     x[1, 3] = torch.nan
-    with pytest.raises(NotFiniteError, match="1 of 2 vectors are not finite.*instance 7"):
+    with pytest.raises(NotFiniteError, match=r"1 of 2 vectors are not finite.*instance 7"):
         InstanceClassifier(20, 8)(x, torch.tensor([0, 7]))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from millionway import randomness
 from millionway.model import hardest as hardest_search
-from millionway.model import softmax
+from millionway.model import softmax, workers
 from millionway.model.softmax import unit
 from millionway.parallel.group import Group
 from millionway.parallel.layout import local_range
@@ -30,6 +30,7 @@ from millionway.parallel.layout import local_range
 log = logging.getLogger("millionway")
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
+ROWS_DRAWN_AT_ONCE = 1 << 11
 TARGET_ROWS_AT_ONCE = 1 << 14  # rows gathered at a time for the sparse part of the embedding gradient
 
 
@@ -114,8 +115,12 @@ class InstanceClassifier(nn.Module):
         self.register_buffer("momentum", torch.zeros_like(self.weight))
         self.register_buffer("alive", torch.ones(stop - start, dtype=torch.bool, device=device))
         key = randomness.key_of(seed, "rows")
-        for part in torch.arange(start, stop).split(1 << 16):
-            self.weight[part - start] = randomness.normal(key, part, dim).to(device, storage)
+
+        def draw(first: int) -> None:
+            last = min(first + ROWS_DRAWN_AT_ONCE, stop)
+            self.weight[first - start : last - start] = randomness.normal(key, torch.arange(first, last), dim)
+
+        workers.on_each(draw, range(start, stop, ROWS_DRAWN_AT_ONCE), torch.device("cpu"))
         self._pass: _Pass | None = None
         self._kept: list[Tensor] = []
         self._inverse_norm: Tensor | None = None
@@ -255,8 +260,8 @@ class InstanceClassifier(nn.Module):
         if not bool(finite.all()):
             first = int((~finite).nonzero()[0, 0])
             raise NotFiniteError(
-                f"{int((~finite).sum())} of {len(finite)} vectors are not finite (NaN or infinity); the first belongs to"
-                f" instance {int(instance_ids[first])}"
+                f"{int((~finite).sum())} of {len(finite)} vectors are not finite (NaN or infinity);"
+                f" the first belongs to instance {int(instance_ids[first])}"
             )
         return vectors.detach().to(self.compute_dtype)
 
