@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check bench bench-classifier bench-memory clean
+.PHONY: help setup demo test check bench bench-classifier bench-memory bench-parallel clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
@@ -47,6 +47,13 @@ bench-memory: $(READY)
 	$(BIN)/python benchmarks/max_classes.py search --limit-gib 2
 	$(BIN)/python benchmarks/max_classes.py step --instances 14200000 --smoothed
 	$(BIN)/python benchmarks/max_classes.py step --instances 30000000 --storage bfloat16
+
+bench-parallel: $(READY)
+	$(BIN)/python benchmarks/parallel.py steps --ranks 2 --instances 131072
+	$(BIN)/python benchmarks/parallel.py steps --ranks 4 --instances 131072
+	$(BIN)/python benchmarks/parallel.py steps --ranks 2 --instances 1281167
+	$(BIN)/python benchmarks/parallel.py alone --instances 131072
+	$(BIN)/python benchmarks/parallel.py largest --ranks 2
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

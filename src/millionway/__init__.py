@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from millionway.model.encoder import Encoder
 
 __version__ = "0.1.0"
-__all__ = ["demo", "embed", "evaluate", "export", "index", "load_encoder", "pretrain", "report"]
+__all__ = ["demo", "embed", "evaluate", "export", "index", "load_encoder", "plan", "pretrain", "report"]
 
 
 def pretrain(
@@ -56,6 +56,7 @@ def first_settings(preset: str | None, resume_from: Path | None) -> Pretrain:
 
 def run_pretrain(config: Pretrain, first: Pretrain) -> Path:
     """Pretrain with finished settings, then write the report."""
+    from millionway.parallel.launcher import is_first_process
     from millionway.train.pretrain import pretrain as run
     from millionway.train.setup import check_resume
 
@@ -66,7 +67,8 @@ def run_pretrain(config: Pretrain, first: Pretrain) -> Path:
     if config.resume:
         check_resume(first, config)
     folder = run(config)
-    report(folder)
+    if is_first_process():
+        report(folder)
     return folder
 
 
@@ -107,6 +109,49 @@ def evaluate(
         progress=track,
         **_compute(device, threads),
     )
+
+
+def plan(
+    instances: int | str,
+    dim: int = 128,
+    batch_size: int = 4096,
+    devices: int = 1,
+    device_memory: int | str | None = None,
+    *,
+    encoder: str = "resnet50",
+    image_size: int = 224,
+    hardest: int = 100,
+    storage: str = "float32",
+    num_views: int = 2,
+    micro_batch: int | None = None,
+    device: str = "cuda",
+    calibrate: bool = False,
+) -> dict[str, Any]:
+    """Memory, communication and largest number of images of a run, with rows shared out (hybrid) or replicated.
+
+    Numbers may be written as "14.2M" and "32GB". calibrate: measure the seconds of a step on the present device.
+    """
+    import torch
+
+    from millionway.train import plan as planning
+
+    if storage not in ("float32", "bfloat16"):
+        raise ValueError(f"storage is one of float32, bfloat16, not {storage}")
+    question = planning.Question(
+        planning.number(instances),
+        dim,
+        batch_size,
+        devices,
+        None if device_memory is None else planning.number(device_memory),
+        encoder,
+        image_size,
+        hardest,
+        getattr(torch, storage),
+        num_views,
+        micro_batch,
+        device,
+    )
+    return planning.plan(question, calibrate)
 
 
 def embed(

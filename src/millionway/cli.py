@@ -14,6 +14,7 @@ from rich.table import Table
 import millionway
 from millionway import config
 from millionway.names import suggest
+from millionway.parallel.launcher import is_first_process, times_restarted
 from millionway.presets import PRESETS
 
 Settings = TypeVar("Settings")
@@ -86,6 +87,7 @@ def pretrain(args: list[str]) -> None:
     if "-h" in args or "--help" in args:
         _parse(MainSettings, args, "pretrain")
     args = ["--help" if arg == "--help-all" else arg for arg in args]
+    args = _after_restart(args)
     resume_from = _value_of("--out", args) if "--resume" in args else None
     if "--resume" in args and resume_from is None and "--help" not in args:
         raise ValueError("--resume needs --out, the run folder to go on with")
@@ -96,7 +98,16 @@ def pretrain(args: list[str]) -> None:
         default = replace(default, data=tyro.MISSING, out=tyro.MISSING)
     chosen = _parse(config.Pretrain, args, "pretrain", default)
     folder = millionway.run_pretrain(chosen, first)
-    print(f"run     {folder}\nreport  {folder / 'report.html'}")
+    if is_first_process():
+        print(f"run     {folder}\nreport  {folder / 'report.html'}")
+
+
+def _after_restart(args: list[str]) -> list[str]:
+    """torchrun gives the same command again after a failure: then the run goes on, if it had begun."""
+    out = _value_of("--out", args)
+    if times_restarted() and out and "--resume" not in args and (Path(out) / "config.json").exists():
+        return ["--resume", "--out", out]
+    return args
 
 
 def _value_of(name: str, args: list[str]) -> str | None:
@@ -152,6 +163,64 @@ def evaluate(args: list[str]) -> None:
     out.print(table)
     if chosen.run.is_dir():
         print(f"written  {chosen.run / 'evaluation' / chosen.protocol}.json")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Say what a run would take of each device: memory, communication, the largest number of images."""
+
+    instances: str
+    """number of images, for example 1281167 or 14.2M"""
+    dim: int = 128
+    """length of an embedding"""
+    batch_size: int = 4096
+    """images per step over all devices"""
+    devices: int = 1
+    """processes that train together"""
+    device_memory: config.Chosen[str] = None
+    """of each, for example 32GB; says whether it fits, and how many images would"""
+    encoder: str = "resnet50"
+    """as for pretrain"""
+    image_size: int = 224
+    """side of a view in pixels"""
+    hardest: int = 100
+    """K of the smoothed labels, 0 without"""
+    storage: Literal["float32", "bfloat16"] = "float32"
+    """how rows and their momentum are stored"""
+    num_views: int = 2
+    """of an image per step"""
+    micro_batch: config.Chosen[int] = None
+    """images encoded at a time on each device"""
+    device: Literal["cpu", "cuda"] = "cuda"
+    """what kind of device"""
+    calibrate: bool = False
+    """measure the seconds of a step on the present device"""
+
+
+def plan(args: list[str]) -> None:
+    """say what a run would take: memory, communication, the largest number of images"""
+    from millionway.train.plan import number
+
+    chosen = _parse(Plan, args, "plan")
+    answers = millionway.plan(**vars(chosen))
+    names = {"hybrid": "rows shared out", "replicated": "rows replicated (DDP)"}
+    table = Table("on each device", *names.values(), title=f"{chosen.instances} images on {chosen.devices} devices")
+    for part in ("memory", "communication"):
+        for line in dict.fromkeys(line for answer in answers.values() for line in getattr(answer, part)):
+            table.add_row(line, *(_gigabytes(getattr(answers[name], part).get(line)) for name in names))
+        total = (sum(getattr(answers[name], part).values()) for name in names)
+        table.add_row(f"[bold]{part}[/bold]", *map(_gigabytes, total), end_section=True)
+    if chosen.device_memory is not None:
+        limit = number(chosen.device_memory)
+        table.add_row("fits", *("yes" if answers[name].total <= limit else "no" for name in names))
+        table.add_row("largest number of images", *(f"{answers[name].largest_instances:,}" for name in names))
+    for part, seconds in answers["hybrid"].seconds.items():
+        table.add_row(f"seconds a step, {part}", f"{seconds:.2f}", "")
+    out.print(table)
+
+
+def _gigabytes(num_bytes: int | None) -> str:
+    return "" if num_bytes is None else f"{num_bytes / 1e9:.3f} GB"
 
 
 @dataclass(frozen=True)
@@ -290,6 +359,7 @@ def _messages() -> Any:
 
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "pretrain": pretrain,
+    "plan": plan,
     "evaluate": evaluate,
     "embed": embed,
     "export": export,

@@ -39,6 +39,10 @@ class Training:
     """of SGD, for encoder, head and rows"""
     weight_decay: float = 1e-4
     """of SGD, for encoder, head and rows"""
+    micro_batch: Chosen[int] = None
+    """images each process encodes at a time, twice, so that a large batch fits into little memory; by default all"""
+    sync_bn: bool = False
+    """batch normalization over the images of all processes instead of each process's own"""
     seed: int = 0
     """everything random follows from it"""
 
@@ -112,7 +116,7 @@ class Running:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """where to compute; auto takes a GPU if there is one"""
     threads: Chosen[int] = None
-    """CPU threads; by default all cores the process may use"""
+    """CPU threads of each process; by default the cores it may use, shared with other processes of the machine"""
     eval_every: Chosen[int] = None
     """epochs between evaluations; by default ten evaluations a run"""
     eval_images: int = 20_000
@@ -123,6 +127,8 @@ class Running:
     """how many of the newest checkpoints stay"""
     log_every: int = 10
     """steps between lines in metrics.jsonl"""
+    timeout: float = 1800
+    """seconds to wait for another process that does not answer"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ GROUPS = ("training", "model", "classifier", "views", "images", "running")
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
     ["data", "out", "resume", "init_from", "data_root", "manifest", "max_unreadable", "device", "threads"]
-) | frozenset(["eval_every", "eval_images", "save_every", "keep", "log_every"])
+) | frozenset(["eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"])
 
 
 def flat(config: Pretrain) -> dict[str, Any]:
@@ -201,7 +207,7 @@ def check(config: Pretrain) -> None:
             if get_origin(kind) is Literal and values[name] not in get_args(kind):
                 raise ValueError(f"{flag(name)} is one of {', '.join(get_args(kind))}, not {values[name]}")
     positive = "epochs batch_size lr dim temperature row_norm row_lr num_views image_size threads eval_every save_every"
-    for name in [*positive.split(), "keep", "log_every", "eval_images", "classes_per_step"]:
+    for name in [*positive.split(), "keep", "log_every", "eval_images", "classes_per_step", "micro_batch", "timeout"]:
         if values[name] is not None and not (values[name] > 0 and math.isfinite(values[name])):
             raise ValueError(f"{flag(name)} must be positive, not {values[name]}")
     for name in ("flip", "grayscale", "blur", "max_unreadable"):
@@ -227,7 +233,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def resolve(config: Pretrain, num_images: int, image_side: int | None, has_gpu: bool, num_cores: int) -> Pretrain:
+def resolve(
+    config: Pretrain, num_images: int, image_side: int | None, has_gpu: bool, num_cores: int, num_ranks: int = 1
+) -> Pretrain:
     """Fill in what depends on the data and the device. image_side: that of all images, if they are small and alike."""
     if num_images < 2:
         raise ValueError(f"--data {config.data}: {num_images} readable image; telling images apart needs at least 2")
@@ -236,6 +244,14 @@ def resolve(config: Pretrain, num_images: int, image_side: int | None, has_gpu: 
     training, size = config.training, config.images.image_size
     # At least eight steps per epoch, also for few images.
     batch_size = training.batch_size or min(512 if has_gpu else 256, max(2, num_images // 8))
+    if training.batch_size is None:
+        batch_size = max(num_ranks, batch_size // num_ranks * num_ranks)
+    if batch_size % num_ranks:
+        near = [size for size in (batch_size // num_ranks * num_ranks, -(-batch_size // num_ranks) * num_ranks) if size]
+        raise ValueError(
+            f"--batch-size {batch_size} cannot be shared equally by {num_ranks} processes. "
+            f"The nearest that can: {' and '.join(map(str, near))}."
+        )
     if batch_size > num_images:
         raise ValueError(
             f"--batch-size {batch_size} is larger than the data: {num_images} readable images. "

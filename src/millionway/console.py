@@ -32,6 +32,11 @@ class _QuietFileHandler(logging.FileHandler):
         pass
 
 
+def be_quiet() -> None:
+    """No messages and no bars from this process: another one speaks for it."""
+    console.quiet = True
+
+
 @contextmanager
 def messages(log_file: Path | None = None) -> Iterator[None]:
     """Messages go to the terminal, and with their time to a file."""
@@ -39,7 +44,7 @@ def messages(log_file: Path | None = None) -> Iterator[None]:
     if not any(handler.name == TO_TERMINAL for handler in log.handlers):  # a verb that runs another one speaks once
         # Rich keeps messages and bars from writing over each other.
         rich = RichHandler(console=console, show_path=False, show_level=False, show_time=False)
-        handlers.append(rich if console.is_terminal else logging.StreamHandler())
+        handlers.append(rich if console.is_terminal or console.quiet else logging.StreamHandler())
         handlers[0].name = TO_TERMINAL
     if log_file is not None:
         to_file = _QuietFileHandler(log_file, encoding="utf-8")

@@ -24,7 +24,9 @@ from millionway import randomness
 from millionway.model import hardest as hardest_search
 from millionway.model import softmax, workers
 from millionway.model.softmax import unit
+from millionway.parallel import collectives
 from millionway.parallel.group import Group
+from millionway.parallel.launcher import local_size
 from millionway.parallel.layout import local_range
 
 log = logging.getLogger("millionway")
@@ -48,6 +50,19 @@ class _Pass:
     pairs: softmax.Pairs
     pair_shares: Float[Tensor, " pairs"]
     first: softmax.FirstPass
+    z: Float[Tensor, " batch"]
+
+
+@dataclass
+class Comparison:
+    """Of embeddings with all rows."""
+
+    ranks: Int[Tensor, " batch"]
+    """how many other classes score as high as the own one"""
+    own: Float[Tensor, " batch"]
+    """cosine with the own row"""
+    nearest_other: Float[Tensor, " batch"]
+    """the largest cosine with another row"""
 
 
 class _KnownGradient(torch.autograd.Function):
@@ -142,30 +157,40 @@ class InstanceClassifier(nn.Module):
         storing = torch.is_grad_enabled()
         if storing and self._pass is not None:
             raise RuntimeError("the last forward pass has not been used: call update() before the next one")
-        x = self._checked(embeddings, instance_ids)
-        targets, shares = self._targets(instance_ids, hardest, alpha)
-        classes = self._sampled_classes(instance_ids)
-        if classes is not None:
-            targets = torch.searchsorted(classes, targets)  # places among the sampled rows
+        group, tau = self.group, self.temperature
+        x, ids = self._gathered(embeddings, instance_ids)
+        targets, shares = self._targets(ids, hardest, alpha)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             unit_x, inverse_norm_x = unit(x)
-            rows = self._rows(classes, len(x))
-            pairs = softmax.Pairs.build(targets, 0, len(rows), rows.block)
+            rows, classes, places = self._rows(ids, targets, len(x))
+            pairs = softmax.Pairs.build(places, 0, len(rows), rows.block)
+            shift = target_shift = None
+            if tau < softmax.NO_SHIFT_ABOVE:
+                shift, target_shift = collectives.largest(group, softmax.largest_logits(unit_x, rows, pairs, tau))
             kept = self._room_to_keep(len(x), rows) if storing else []
-            first = softmax.first_pass(unit_x, rows, pairs, self.temperature, kept)
-            log_z = first.z.log() if first.shift is None else first.z.log() + first.shift / softmax.LOG2_E
-            logits = first.pair_logits.new_full(targets.shape, -torch.inf)  # [batch, targets]
-            logits.view(-1)[pairs.places] = first.pair_logits
-            weighted = logits + shares.log()
-            log_numerator = torch.logsumexp(weighted, dim=1)
-            loss = (log_z - log_numerator).mean()
+            first = softmax.first_pass(unit_x, rows, pairs, tau, shift, kept)
+            # What a target adds to the numerator: y e. Zero for targets whose rows are elsewhere.
+            logits = first.pair_logits if target_shift is None else first.pair_logits - target_shift[pairs.samples]
+            added = logits.new_zeros(targets.shape)  # [batch, targets]
+            added.view(-1)[pairs.places] = logits.exp2()
+            added *= shares
+            added[self._dead_here(ids), 0] = torch.nan
+            z, numerator = collectives.add_up(group, torch.stack([first.z, added.sum(dim=1)]))
+            self._check_alive(ids, numerator)
+            loss = z.log() - numerator.log()
+            if shift is not None and target_shift is not None:
+                loss += (shift - target_shift) / softmax.LOG2_E
+            loss = loss.mean()
             if not storing:
                 return loss
-            q = torch.exp(weighted - log_numerator[:, None])
-            gradient = first.o / first.z[:, None] - self._weighted_rows(rows, targets, q)
-            gradient /= self.temperature * len(x)  # with respect to the unit embedding
-            gradient = (gradient - unit_x * (unit_x * gradient).sum(1, keepdim=True)) * inverse_norm_x
-        self._pass = _Pass(classes, rows, unit_x, pairs, q.view(-1)[pairs.places], first)
+            q = added / numerator[:, None]
+            gradient = first.o / z[:, None] - self._weighted_rows(rows, places, q)
+            gradient /= tau * len(x)  # with respect to the unit embeddings, by the rows that are here
+            gradient = collectives.add_up_and_share_out(group, gradient)
+            own = slice(group.rank * len(gradient), (group.rank + 1) * len(gradient))
+            along = (unit_x[own] * gradient).sum(dim=1, keepdim=True)
+            gradient = (gradient - unit_x[own] * along) * inverse_norm_x[own]
+        self._pass = _Pass(classes, rows, unit_x, pairs, q.view(-1)[pairs.places], first, z)
         return _KnownGradient.apply(embeddings, loss, gradient.to(embeddings.dtype))
 
     @torch.no_grad()
@@ -189,7 +214,7 @@ class InstanceClassifier(nn.Module):
                 stored.pairs,
                 stored.pair_shares,
                 stored.first,
-                stored.first.z,
+                stored.z,
                 self.temperature,
                 move,
             )
@@ -208,7 +233,7 @@ class InstanceClassifier(nn.Module):
 
         earlier: the table of an epoch ago; with it the same result comes sooner.
         """
-        num_others = int(self.alive.sum()) - 1
+        num_others = int(collectives.add_up(self.group, self.alive.sum())) - 1
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
         with torch.autocast(self.weight.device.type, enabled=False):
@@ -222,29 +247,79 @@ class InstanceClassifier(nn.Module):
 
         As high up to the rounding of a cosine: 1e-6, or 1e-12 in float64.
         """
-        x = self._checked(embeddings, instance_ids)
+        return self.compare(embeddings, instance_ids).ranks
+
+    @torch.no_grad()
+    def compare(self, embeddings: Float[Tensor, "batch dim"], instance_ids: Int[Tensor, " batch"]) -> "Comparison":
+        """Each embedding with all rows."""
+        x, ids = self._gathered(embeddings, instance_ids)
         with torch.autocast(x.device.type, enabled=False):
             unit_x, _ = unit(x)
-            rows = self._rows(None, len(x))
-            own_rows = rows.weight[instance_ids].to(x.dtype) * rows.inverse_norm[instance_ids]
-            own = (unit_x * own_rows).sum(dim=1, keepdim=True) - (1e-12 if x.dtype == torch.float64 else 1e-6)
-            as_high = torch.full_like(instance_ids, -1)  # itself does not count
+            rows = self._all_rows(len(x))
+            own = self._own_cosines(unit_x, ids, rows)
+            high = (own - (1e-12 if x.dtype == torch.float64 else 1e-6))[:, None]
+            as_high, nearest = torch.zeros_like(ids), x.new_full((len(x),), -torch.inf)
             unit_rows = rows.room(x.dtype)
             for block in rows.blocks():
-                found = unit_x @ block.unit(out=unit_rows).T > own
+                cosines = unit_x @ block.unit(out=unit_rows).T
                 if block.dead is not None:
-                    found &= ~block.dead
-                as_high += found.sum(dim=1)
-        return as_high
+                    cosines.masked_fill_(block.dead, -torch.inf)
+                place = ids - block.first_id
+                here = ((place >= 0) & (place < len(block))).nonzero()[:, 0]
+                cosines[here, place[here]] = -torch.inf  # itself does not count
+                as_high += (cosines > high).sum(dim=1)
+                torch.maximum(nearest, cosines.amax(dim=1), out=nearest)
+        collectives.add_up(self.group, as_high)
+        collectives.largest(self.group, nearest)
+        ours = [whole.view(self.group.size, -1)[self.group.rank] for whole in (as_high, own, nearest)]
+        return Comparison(*ours)
 
     @torch.no_grad()
     def set_rows(self, instance_ids: Int[Tensor, " n"], rows: Float[Tensor, "n dim"]) -> None:
-        """Write rows as they are."""
-        self._checked(rows, instance_ids)
-        self.weight[instance_ids] = rows.to(self.weight.dtype)
+        """Write rows as they are: those of the given classes that live here. No other rank is needed for it."""
+        vectors = self._checked(rows, instance_ids)
+        places, here = self._places_here(instance_ids)
+        self.weight[places[here]] = vectors[here].to(self.weight.dtype)
 
-    def _checked(self, vectors: Tensor, instance_ids: Tensor) -> Tensor:
-        """The vectors, detached, in the rows' dtype; a ValueError names what is wrong with them or their ids."""
+    def _gathered(self, embeddings: Tensor, instance_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """All ranks' embeddings, in the dtype of the arithmetic, and their ids; checked, so that all ranks complain."""
+        self._check_form(embeddings, instance_ids)
+        parts = collectives.gather_together(
+            self.group, embeddings.detach().to(self.compute_dtype), instance_ids.to(self.weight.device)
+        )
+        return self._checked(*parts), parts[1]
+
+    def _places_here(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where these classes are among our rows, and whether they are here at all (if not, the place is any)."""
+        start, stop = self.local_range
+        here = (ids >= start) & (ids < stop)
+        return (ids - start).clamp(0, max(0, stop - start - 1)), here
+
+    def _dead_here(self, ids: Tensor) -> Int[Tensor, " dead"]:
+        """Which of these classes have a dead row here."""
+        places, here = self._places_here(ids)
+        if len(self.alive) == 0:
+            return ids[:0]
+        return (here & ~self.alive[places]).nonzero()[:, 0]
+
+    def _check_alive(self, ids: Tensor, numbers: Tensor) -> None:
+        """A dead class of any rank has left a NaN here; so all ranks complain."""
+        dead = ids[torch.isnan(numbers)]
+        if len(dead):
+            raise ValueError(f"instance {int(dead[0])} of the batch is not alive")
+
+    def _own_cosines(self, unit_x: Tensor, ids: Tensor, rows: softmax.Rows) -> Float[Tensor, " batch"]:
+        places, here = self._places_here(ids)
+        cosines = unit_x.new_zeros(len(ids))
+        mine = here.nonzero()[:, 0]
+        own_rows = rows.weight[places[mine]].to(unit_x.dtype) * rows.inverse_norm[places[mine]]
+        cosines[mine] = (unit_x[mine] * own_rows).sum(dim=1)
+        cosines[self._dead_here(ids)] = torch.nan
+        collectives.add_up(self.group, cosines)
+        self._check_alive(ids, cosines)
+        return cosines
+
+    def _check_form(self, vectors: Tensor, instance_ids: Tensor) -> None:
         if not vectors.is_floating_point():
             raise ValueError(f"expected vectors of floating point numbers, not {vectors.dtype}")
         if vectors.ndim != 2 or vectors.shape[1] != self.dim or len(vectors) == 0:
@@ -253,9 +328,11 @@ class InstanceClassifier(nn.Module):
             raise ValueError(
                 f"expected {len(vectors)} int64 instance ids, not {instance_ids.dtype} {list(instance_ids.shape)}"
             )
+
+    def _checked(self, vectors: Tensor, instance_ids: Tensor) -> Tensor:
+        """The vectors, detached, in the dtype of the arithmetic; a ValueError names what is wrong with them."""
+        self._check_form(vectors, instance_ids)
         self._check_ids(instance_ids, "instance ids")
-        if not bool(self.alive[instance_ids].all()):
-            raise ValueError("an instance of the batch is not alive")
         finite = torch.isfinite(vectors).all(dim=1)
         if not bool(finite.all()):
             first = int((~finite).nonzero()[0, 0])
@@ -290,37 +367,54 @@ class InstanceClassifier(nn.Module):
         k = hardest.shape[1]
         shares = torch.full((k + 1,), alpha / k, dtype=self.compute_dtype, device=self.weight.device)
         shares[0] = 1 - alpha
-        others = hardest[instance_ids].to(torch.int64)
+        places, here = self._places_here(instance_ids)
+        others = torch.zeros(len(own), k, dtype=torch.int32, device=own.device)
+        others[here] = hardest[places[here]].to(torch.int32)
+        others = collectives.add_up(self.group, others).to(torch.int64)  # each row comes from the rank that owns it
         self._check_ids(others, "the batch's hardest classes")
         return torch.cat([own, others], dim=1), shares
 
-    def _sampled_classes(self, instance_ids: Tensor) -> Int[Tensor, " chosen"] | None:
+    def _sampled_classes(self, instance_ids: Tensor) -> Int[Tensor, " chosen"]:
         """Ascending ids of the batch's own classes and `classes_per_step` others, drawn without replacement."""
-        if self.classes_per_step is None:
-            return None
+        assert self.classes_per_step is not None
+        alive = collectives.gather_uneven(self.group, self.alive.to(torch.uint8)).bool()
         everyone = torch.arange(self.num_instances, device=self.weight.device)
         lottery = randomness.uniform(randomness.key_of(self.seed, "classes", self.step), everyone, 1)[:, 0]
-        lottery[~self.alive] = 2.0
+        lottery[~alive] = 2.0
         lottery[instance_ids] = -1.0  # always in
         num_own = int((lottery < 0).sum())
-        num_alive = int(self.alive.sum())
-        chosen = torch.argsort(lottery, stable=True)[: min(num_own + self.classes_per_step, num_alive)]
+        chosen = torch.argsort(lottery, stable=True)[: min(num_own + self.classes_per_step, int(alive.sum()))]
         return chosen.sort().values
 
-    def _rows(self, classes: Tensor | None, batch: int) -> softmax.Rows:
-        """The rows a pass runs over; a copy of them, if only some are."""
+    def _all_rows(self, batch: int) -> softmax.Rows:
+        """The rows as a pass needs them."""
         if self._half_written:
             raise RuntimeError("an update failed half-way, so some rows have moved and others not: load a checkpoint")
         changed = self._weight_version != self.weight._version
         if self._inverse_norm is None or changed or self._inverse_norm.device != self.weight.device:
             parts = [softmax.inverse_norms(part.to(self.compute_dtype)) for part in self.weight.split(1 << 16)]
-            self._inverse_norm = torch.cat(parts) if parts else self.weight.new_empty(0, 1, dtype=self.compute_dtype)
+            self._inverse_norm = torch.cat(parts)
             self._weight_version = self.weight._version
         block = softmax.rows_per_block(batch, self.weight.device)
-        if classes is not None:
-            return softmax.Rows(self.weight[classes], self._inverse_norm[classes], block)
         dead = None if bool(self.alive.all()) else ~self.alive
         return softmax.Rows(self.weight, self._inverse_norm, block, dead, self.local_range[0])
+
+    def _rows(
+        self, instance_ids: Tensor, targets: Tensor, batch: int
+    ) -> tuple[softmax.Rows, Int[Tensor, " chosen"] | None, Int[Tensor, "batch targets"]]:
+        """(the rows this pass runs over, which of ours they are if not all, the targets as places among them).
+
+        A place below 0 or beyond the last row is on another rank.
+        """
+        start, stop = self.local_range
+        rows = self._all_rows(batch)
+        if self.classes_per_step is None:
+            return rows, None, targets - start
+        chosen = self._sampled_classes(instance_ids)
+        first, last = torch.searchsorted(chosen, torch.tensor([start, stop], device=chosen.device)).tolist()
+        here = chosen[first:last] - start
+        some = softmax.Rows(rows.weight[here], rows.inverse_norm[here], rows.block)
+        return some, here, torch.searchsorted(chosen, targets) - first
 
     def _room_to_keep(self, batch: int, rows: softmax.Rows) -> list[Tensor]:
         """Memory for the exponentials of as many blocks as the budget allows, the same from step to step."""
@@ -342,7 +436,10 @@ class InstanceClassifier(nn.Module):
         return self._kept
 
     def _weighted_rows(self, rows: softmax.Rows, targets: Tensor, q: Tensor) -> Float[Tensor, "batch dim"]:
-        """sum over the targets of q times the unit row."""
+        """sum over the targets of q times the unit row. q is 0 for targets on other ranks."""
+        if len(rows) == 0:
+            return q.new_zeros(len(q), self.dim)
+        targets = targets.clamp(0, len(rows) - 1)
         shares = q * rows.inverse_norm[:, 0][targets]
         if rows.weight.dtype == q.dtype:
             return F.embedding_bag(targets, rows.weight, mode="sum", per_sample_weights=shares)
@@ -357,7 +454,7 @@ class InstanceClassifier(nn.Module):
 def default_keep_bytes(device: torch.device, dim: int) -> int:
     """A quarter of the free memory on a CPU. On a GPU computing again is faster up to about 280 dimensions."""
     if device.type == "cpu":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 * local_size())
     if device.type == "cuda" and dim > 280:
         return torch.cuda.mem_get_info(device)[0] // 4
     return 0

@@ -26,6 +26,7 @@ from torch import Tensor
 from millionway.model import workers
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
+from millionway.parallel.layout import local_range
 
 BLOCK_ROWS = {"cpu": 1024}  # 4 MiB of cosines for each core; a GPU wants larger products
 BLOCK_ROWS_ELSEWHERE = 8192
@@ -91,7 +92,7 @@ class _Travel:
     num_instances: int
 
     def own(self) -> _Shard:
-        return _Shard(collectives.first_id(self.group, self.num_instances), self.rows, self.alive)
+        return _Shard(local_range(self.num_instances, self.group.rank, self.group.size)[0], self.rows, self.alive)
 
     def ring(self) -> Iterator[_Shard]:
         """Everybody's rows, our own first."""
@@ -126,7 +127,7 @@ def _smallest_cosines(shard: _Shard, others: Tensor, part: tuple[Tensor, Tensor]
 
 
 def _bounds_from_sample(unit: Tensor, k: int, travel: _Travel) -> Tensor:
-    """From every n-th row: the cosine that about 2.5 K of all rows reach. May be too high for a few rows."""
+    """From every n-th row: the cosine that about 4 K of all rows reach. May be too high for very few rows."""
     num = travel.num_instances
     no_bounds = torch.full((len(unit),), NO_BOUND, device=unit.device)
     own = travel.own()
@@ -136,7 +137,8 @@ def _bounds_from_sample(unit: Tensor, k: int, travel: _Travel) -> Tensor:
     sample = collectives.gather_uneven(travel.group, unit[places[own.alive[places]]])
     if num <= 8 * k or len(sample) == 0:
         return no_bounds  # everything is a candidate
-    place = min(len(sample), max(8, -(-5 * k * len(sample) // (2 * num))))
+    # The estimate from the n-th of a sample is off by a factor of 1 / sqrt(n) or so.
+    place = min(len(sample), max(12, -(-4 * k * len(sample) // num)))
     columns = sample.T.contiguous()
 
     def guess(part: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ class _Search:
         self.ids = (self.order + own.first_id).to(torch.int32).split(self.block)
         self.alive = None if bool(own.alive.all()) else own.alive[self.order].split(self.block)
         # Candidates of a row: the K best, and what a cautious bound lets in besides. One with more is searched alone.
-        self.room = 4 * k + 64
+        self.room = 10 * k + 64
         self.counts = [torch.zeros_like(block, dtype=torch.int64) for block in self.bounds]
         self.candidates: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in self.bounds]
 

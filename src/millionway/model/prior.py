@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from millionway.model.classifier import InstanceClassifier
+from millionway.parallel import collectives
 
 
 @torch.no_grad()
@@ -32,7 +33,9 @@ def write_prior(
     norms = []
     with running_bn(network) if mode == "running-bn" else nullcontext():
         for images, instance_ids in batches:
-            rows = network(images).float()
+            # An image that fails is left out, so the ranks' parts may differ in length.
+            rows = collectives.gather_uneven(classifier.group, network(images).float())
+            instance_ids = collectives.gather_uneven(classifier.group, instance_ids)
             norms.append(rows.norm(dim=1))
             if mode != "random":
                 classifier.set_rows(instance_ids, rows)
@@ -49,8 +52,9 @@ def running_bn(network: nn.Module) -> Iterator[None]:
     """Within it, BN layers in eval mode first move their running statistics by the batch, then normalize with them."""
 
     def move_statistics(bn: nn.Module, inputs: tuple[Tensor]) -> None:
-        assert isinstance(bn, _BatchNorm)
-        F.batch_norm(inputs[0], bn.running_mean, bn.running_var, training=True, momentum=bn.momentum or 0.1)
+        bn.train()
+        type(bn).forward(bn, inputs[0])  # as any kind of BN layer does it, without this hook
+        bn.eval()
 
     hooks = [layer.register_forward_pre_hook(move_statistics) for layer in _bn_layers(network)]
     try:

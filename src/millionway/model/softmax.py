@@ -182,14 +182,37 @@ class FirstPass:
     o: Float[Tensor, "batch dim"]
     """sum of the same times the unit row"""
     pair_logits: Float[Tensor, " pairs"]
+    """in powers of 2"""
     shift: Float[Tensor, " batch"] | None
     """of the logits, in powers of 2"""
     kept: list[Tensor]
     """exponentials of the first blocks"""
 
 
+def largest_logits(
+    unit_x: Float[Tensor, "batch dim"], rows: Rows, pairs: Pairs, temperature: float
+) -> Float[Tensor, "2 batch"]:
+    """Of each sample, in powers of 2: over all rows that are alive, and over its targets. -inf where there are none."""
+    x = unit_x * (LOG2_E / temperature)
+    largest = x.new_full((2, len(x)), -torch.inf)
+    unit_rows = rows.room(x.dtype)
+    for block in rows.blocks():
+        logits = block.unit(out=unit_rows) @ x.T
+        here, entries = pairs.of_block(block.number)
+        largest[1].scatter_reduce_(0, pairs.samples[here], logits.view(-1)[entries], "amax")
+        if block.dead is not None:
+            logits.masked_fill_(block.dead[:, None], -torch.inf)
+        torch.maximum(largest[0], logits.amax(dim=0), out=largest[0])
+    return largest
+
+
 def first_pass(
-    unit_x: Float[Tensor, "batch dim"], rows: Rows, pairs: Pairs, temperature: float, kept: list[Tensor]
+    unit_x: Float[Tensor, "batch dim"],
+    rows: Rows,
+    pairs: Pairs,
+    temperature: float,
+    shift: Float[Tensor, " batch"] | None,
+    kept: list[Tensor],
 ) -> FirstPass:
     """One sweep over the blocks. `kept`: room for the exponentials of the first len(kept) blocks.
 
@@ -198,7 +221,6 @@ def first_pass(
     """
     batch, dim = unit_x.shape
     x = unit_x * (LOG2_E / temperature)
-    shift = _largest_logits(x, rows) if temperature < NO_SHIFT_ABOVE else None
     pair_logits = torch.empty(len(pairs.samples), dtype=x.dtype, device=x.device)
 
     def sums(blocks: list[Block]) -> tuple[Tensor, Tensor]:
@@ -219,7 +241,7 @@ def first_pass(
     for z_here, o_here in workers.on_each(sums, rows.shares(), x.device):
         z += z_here
         o += o_here
-    return FirstPass(z, o, pair_logits / LOG2_E, shift, kept)
+    return FirstPass(z, o, pair_logits, shift, kept)
 
 
 def second_pass(
@@ -272,18 +294,6 @@ def _exponentiate(e: Tensor, shift: Tensor | None, dead: Tensor | None) -> None:
     e.exp2_()
     if dead is not None:
         e.masked_fill_(dead[:, None], 0)
-
-
-def _largest_logits(x: Tensor, rows: Rows) -> Tensor:
-    """[batch], over the rows that are alive."""
-    largest = x.new_full((len(x),), -torch.inf)
-    unit_rows = rows.room(x.dtype)
-    for block in rows.blocks():
-        logits = block.unit(out=unit_rows) @ x.T
-        if block.dead is not None:
-            logits.masked_fill_(block.dead[:, None], -torch.inf)
-        torch.maximum(largest, logits.amax(dim=0), out=largest)
-    return largest
 
 
 def _write_bfloat16(values: Float[Tensor, "n dim"], out: Tensor, key: int, ids: Int[Tensor, " n"]) -> None:

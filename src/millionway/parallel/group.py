@@ -1,7 +1,16 @@
 """The processes that train together."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from millionway.parallel.launcher import local_rank, world_size
+
+DEFAULT_TIMEOUT = 1800.0
 
 
 @dataclass(frozen=True)
@@ -10,11 +19,53 @@ class Group:
 
     rank: int = 0
     size: int = 1
+    connections: Any = field(default=None, repr=False, compare=False)
+    """torch's process group; None is the default one"""
 
     @staticmethod
-    def current() -> "Group":
-        """The torchrun world if there is one, else a group of one."""
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        if world_size > 1:
-            raise ValueError(f"WORLD_SIZE is {world_size}: several processes cannot train together yet; start one")
-        return Group()
+    def current(timeout: float = DEFAULT_TIMEOUT) -> "Group":
+        """The torchrun world if there is one, else a group of one. `timeout`: seconds to wait for a silent rank."""
+        if not dist.is_initialized():
+            if world_size() == 1:
+                return Group()
+            _join(timeout)
+        return Group(dist.get_rank(), dist.get_world_size())
+
+    def beside(self, timeout: float = DEFAULT_TIMEOUT) -> "Group":
+        """The same ranks with connections of their own, for a thread beside the training. All ranks ask for it."""
+        if self.size == 1:
+            return self
+        return Group(self.rank, self.size, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+
+_joined_here = False
+
+
+def leave() -> None:
+    """Say goodbye to the other ranks, if it was us who joined them."""
+    global _joined_here
+    if _joined_here and dist.is_initialized():
+        dist.destroy_process_group()
+    _joined_here = False
+
+
+def _join(timeout: float) -> None:
+    global _joined_here
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank())
+    # Numbers on the CPU (checkpoints, counts) travel by gloo also where the embeddings travel by nccl.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        _joined_here = True
+    except (dist.DistError, ValueError) as error:
+        rank, size = os.environ.get("RANK", "?"), world_size()
+        raise ValueError(
+            f"rank {rank} of {size} could not join the others: not all of them came, or another number of processes "
+            f"was announced ({str(error).splitlines()[0]})"
+        ) from None

@@ -4,29 +4,58 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from millionway.parallel.group import Group
 
 
-def save_shards(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write this rank's part of each tensor below `folder`."""
+def save_shards(tensors: dict[str, Tensor], folder: Path, group: Group, num_rows: int) -> None:
+    """Write this rank's rows of each tensor of `num_rows` rows below `folder`. All ranks do so together."""
     folder.mkdir(parents=True, exist_ok=True)
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _plain_errors():
-        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=True)
+        state = _of_all_ranks(tensors, group, num_rows)
+        save(state, storage_writer=writer, process_group=group.connections, no_dist=group.size == 1)
 
 
-def load_shards(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Fill the given tensors in place with this rank's part of what was saved."""
-    state = dict(tensors)
+def load_shards(tensors: dict[str, Tensor], folder: Path, group: Group, num_rows: int) -> None:
+    """Fill the given tensors in place with this rank's rows of what was saved, by any number of ranks."""
+    state = _of_all_ranks(tensors, group, num_rows)
     with _plain_errors():
-        load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        reader = HuggingFaceStorageReader(str(folder))
+        load(state, storage_reader=reader, process_group=group.connections, no_dist=group.size == 1)
     for name, tensor in tensors.items():
-        if state[name] is not tensor:
-            tensor.copy_(state[name])
+        loaded = state[name].to_local() if isinstance(state[name], DTensor) else state[name]
+        if loaded is not tensor:
+            tensor.copy_(loaded)
+
+
+def _of_all_ranks(tensors: dict[str, Tensor], group: Group, num_rows: int) -> dict[str, Any]:
+    """Each rank's rows as its part of one tensor, cut as layout.local_range cuts."""
+    if group.size == 1:
+        return dict(tensors)
+    device = next(iter(tensors.values())).device.type
+    mesh = DeviceMesh(device, torch.arange(group.size))
+    return {
+        name: DTensor.from_local(
+            local,
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size([num_rows, *local.shape[1:]]),
+            stride=local.stride(),
+        )
+        for name, local in tensors.items()
+    }
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from millionway.environment import free_memory_bytes
 from millionway.files import sync, write_whole
 from millionway.model.classifier import InstanceClassifier
+from millionway.parallel.collectives import all_or_none, any_rank, tell_everybody
+from millionway.parallel.group import Group
+from millionway.parallel.launcher import local_size
 from millionway.parallel.shards import load_shards, save_shards
 from millionway.train.step import Network
 
@@ -49,33 +54,109 @@ class State:
     """steps done"""
 
 
+@dataclass
+class _Snapshot:
+    """What is written of a state: the tensors themselves, or a copy."""
+
+    step: int
+    model: dict[str, Tensor]
+    classifier: dict[str, Tensor]
+    num_instances: int
+
+    @staticmethod
+    def of(state: State) -> "_Snapshot":
+        model, rows = _model_tensors(state), _classifier_tensors(state)
+        return _Snapshot(state.step, model, rows, state.classifier.num_instances)
+
+    def copy(self) -> "_Snapshot":
+        model, rows = ({k: v.to("cpu", copy=True) for k, v in t.items()} for t in (self.model, self.classifier))
+        return _Snapshot(self.step, model, rows, self.num_instances)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in [*self.model.values(), *self.classifier.values()])
+
+
+class Saver:
+    """Writes checkpoints beside the training, from a copy of the state, where there is memory for one."""
+
+    def __init__(self, checkpoints: Path, fingerprint: str, keep: int, group: Group, timeout: float) -> None:
+        self.where = checkpoints, fingerprint, keep
+        self.group, self.group_beside = group, group.beside(timeout)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.under_way: Future | None = None
+        self.said = False
+
+    def save(self, state: State) -> None:
+        """Begin to write. What went wrong with the last one is raised here, or by `wait`."""
+        self.wait()
+        snapshot = _Snapshot.of(state)
+        # Twice, because the ranks of a machine ask at the same time, and the training needs some.
+        too_large = 2 * local_size() * snapshot.num_bytes > free_memory_bytes()
+        if any_rank(self.group, too_large):
+            if not self.said:
+                log.info("no memory for a copy of the state: training waits while a checkpoint is written")
+            self.said = True
+            _write(*self.where, snapshot, self.group)
+        else:
+            self.under_way = self.thread.submit(_write, *self.where, snapshot.copy(), self.group_beside)
+
+    def wait(self) -> None:
+        """Until the last one is complete."""
+        under_way, self.under_way = self.under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def close(self) -> None:
+        """Let the last one be finished, but not more."""
+        self.thread.shutdown(wait=self.under_way is not None)
+
+
 def save(checkpoints: Path, state: State, fingerprint: str, keep: int) -> Path:
     """Write the checkpoint of this step and remove all but the newest `keep`. If it fails, the others are untouched."""
-    final = checkpoints / f"step_{state.step:08d}"
+    return _write(checkpoints, fingerprint, keep, _Snapshot.of(state), state.classifier.group)
+
+
+def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, group: Group) -> Path:
+    """All ranks together: each writes its rows, the first one the rest."""
+    final = checkpoints / f"step_{snapshot.step:08d}"
     aside = checkpoints / f".{final.name}.tmp"
-    if final.exists() and not find_damage(final):
+    there = all_or_none(group, lambda: group.is_first and final.exists() and not find_damage(final))
+    if any_rank(group, there):
         return final
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        save_file(_model_tensors(state), aside / "model.safetensors")
-        save_shards(_classifier_tensors(state), aside / "classifier")
-        files = {str(path.relative_to(aside)): _seal(path) for path in sorted(aside.rglob("*")) if path.is_file()}
-        counters = {"version": 1, "step": state.step, "fingerprint": fingerprint, "files": files}
-        write_whole(aside / "state.json", json.dumps(counters, indent=2))
-        sync(aside / "classifier")
-        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
-        os.rename(aside, final)
-        sync(checkpoints)
-        write_whole(checkpoints / "last", final.name + "\n")
+        all_or_none(group, lambda: _begin(aside, snapshot) if group.is_first else None)
+        save_shards(snapshot.classifier, aside / "classifier", group, snapshot.num_instances)
+        all_or_none(group, lambda: _finish(aside, final, snapshot.step, fingerprint, keep) if group.is_first else None)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        if group.is_first:
+            shutil.rmtree(aside, ignore_errors=True)
         raise
+    return final
+
+
+def _begin(aside: Path, snapshot: _Snapshot) -> None:
+    for left_over in aside.parent.glob(".step_*.tmp"):  # of a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_file(snapshot.model, aside / "model.safetensors")
+
+
+def _finish(aside: Path, final: Path, step: int, fingerprint: str, keep: int) -> None:
+    """Seal what all ranks have written and bring it into view."""
+    checkpoints = final.parent
+    files = {str(path.relative_to(aside)): _seal(path) for path in sorted(aside.rglob("*")) if path.is_file()}
+    counters = {"version": 1, "step": step, "fingerprint": fingerprint, "files": files}
+    write_whole(aside / "state.json", json.dumps(counters, indent=2))
+    sync(aside / "classifier")
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+    os.rename(aside, final)
+    sync(checkpoints)
+    write_whole(checkpoints / "last", final.name + "\n")
     # Later steps are damaged ones that the run was taken back behind.
     later = [each for each in complete(checkpoints) if each.name > final.name]
     for old in [*later, *complete(checkpoints)[len(later) + keep :]]:
         shutil.rmtree(old, ignore_errors=True)
-    return final
 
 
 def complete(checkpoints: Path) -> list[Path]:
@@ -85,6 +166,18 @@ def complete(checkpoints: Path) -> list[Path]:
 
 def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
     """Fill the state from the newest checkpoint that is whole; say which were passed over. False if there is none."""
+    group = state.classifier.group
+    newest = all_or_none(group, lambda: _newest(checkpoints, fingerprint) if group.is_first else None)
+    folder = tell_everybody(group, newest)[0]
+    if folder is None:
+        return False
+    all_or_none(group, lambda: _load(folder, state))
+    load_shards(_classifier_tensors(state), folder / "classifier", group, state.classifier.num_instances)
+    log.info("going on from %s", folder)
+    return True
+
+
+def _newest(checkpoints: Path, fingerprint: str) -> Path | None:
     for folder in complete(checkpoints):
         problem = find_damage(folder)
         if problem:
@@ -95,10 +188,8 @@ def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
             raise ValueError(
                 f"{folder}: this checkpoint is of other images than {checkpoints.parent / 'manifest.arrow'}"
             )
-        _load(folder, state, counters)
-        log.info("going on from %s", folder)
-        return True
-    return False
+        return folder
+    return None
 
 
 def find_damage(folder: Path) -> str:
@@ -119,18 +210,19 @@ def find_damage(folder: Path) -> str:
 def all_finite(state: State) -> bool:
     """Whether the state is worth saving."""
     tensors = [*_model_tensors(state).values(), *_classifier_tensors(state).values()]
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    return not any_rank(state.classifier.group, not finite)
 
 
-def _load(folder: Path, state: State, counters: dict[str, Any]) -> None:
+def _load(folder: Path, state: State) -> None:
+    """All but the rows."""
     tensors = load_file(folder / "model.safetensors")
     state.network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")}, strict=True)
     for name, parameter in state.network.named_parameters():
         if f"momentum.{name}" in tensors:
             buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
             state.optimizer.state[parameter]["momentum_buffer"] = buffer
-    load_shards(_classifier_tensors(state), folder / "classifier")
-    state.step = state.classifier.step = counters["step"]
+    state.step = state.classifier.step = json.loads((folder / "state.json").read_text())["step"]
 
 
 def _model_tensors(state: State) -> dict[str, Tensor]:

@@ -4,23 +4,24 @@ import logging
 import shlex
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from millionway import config as settings
 from millionway import randomness
 from millionway.config import Pretrain
-from millionway.console import Interrupt, bar, messages, track
+from millionway.console import Interrupt, bar, be_quiet, messages, track
 from millionway.data.dataset import Dataset, open_dataset
 from millionway.data.loader import TooManyUnreadable, plain_batches, view_batches
 from millionway.data.sampler import Sampler
 from millionway.data.sources import has_test_split, open_source
-from millionway.environment import choose_device, num_cores
+from millionway.environment import choose_device
 from millionway.evaluation.features import Split, extract, extract_labelled, labelled_split
 from millionway.evaluation.health import health
 from millionway.evaluation.knn import knn
@@ -30,15 +31,20 @@ from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.encoder_file import save_encoder
 from millionway.model.prior import write_prior
-from millionway.parallel.group import Group
+from millionway.parallel.collectives import all_or_none, any_rank, gather, show_life, silent_ranks
+from millionway.parallel.group import Group, leave
+from millionway.parallel.launcher import local_rank
+from millionway.parallel.sync_bn import average_statistics
 from millionway.train import checkpoint
 from millionway.train.metrics import Metrics, peak_memory_bytes
 from millionway.train.schedule import learning_rate
 from millionway.train.setup import (
     build,
     check_early,
+    compare_settings,
     new_run_folder,
     open_images,
+    own_cores,
     resolve,
     sole_user,
     take_weights,
@@ -60,29 +66,66 @@ class Interrupted(RunStopped):
 
 
 def pretrain(config: Pretrain) -> Path:
-    """Pretrain an encoder and return the run folder. With `resume`, go on from its newest checkpoint."""
+    """Pretrain an encoder and return the run folder. With `resume`, go on from its newest checkpoint.
+
+    Started by torchrun, all its processes train together: the first one indexes the images and writes the run folder.
+    """
     settings.check(config)
-    Group.current()
+    group = Group.current(config.running.timeout)
     run = Path(config.out)
-    new = nullcontext() if config.resume else new_run_folder(run)
-    with new, sole_user(run), messages(run / "train.log"):
-        device = choose_device(config.running.device)
+    if not group.is_first:
+        be_quiet()
+    with ExitStack() as stack:
+        stack.callback(leave)
+        compare_settings(group, config)
+
+        def enter() -> None:
+            if not config.resume:
+                stack.enter_context(new_run_folder(run))
+            stack.enter_context(sole_user(run))
+
+        all_or_none(group, enter if group.is_first else lambda: None)
+        stack.enter_context(messages(run / "train.log" if group.is_first else None))
+        torch.set_num_threads(config.running.threads or own_cores())
+        device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
         if config.model.encoder is not None:
             config = settings.with_settings(config, encoder=full_name(config.model.encoder))
-        torch.set_num_threads(config.running.threads or num_cores())
+        dataset = _open_images(config, device, group, run / "manifest.arrow")
+        resolved = resolve(config, dataset, device, group)
+        state, spec = build(resolved, dataset, device, group)
+        if not config.resume:
+            all_or_none(
+                group, lambda: write_run_files(run, config, resolved, dataset, device) if group.is_first else None
+            )
+        return _Run(resolved, run, dataset, device, state, spec, group).go()
+
+
+def _open_images(config: Pretrain, device: torch.device, group: Group, manifest: Path) -> Dataset:
+    """The first rank numbers the images; the others open theirs by its list, which says if they are not the same."""
+
+    def open_by(path: Path | None) -> Dataset:
         try:
             source = open_source(config.data, config.images.data_root)
         except ValueError as error:
             hint = " If the images have moved, add --data and their new place." if config.resume else ""
             raise ValueError(f"{error}{hint}") from None
         if not config.resume:
-            check_early(config, len(source), device)
-        dataset = open_images(config, source, run / "manifest.arrow" if config.resume else config.images.manifest)
-        resolved = resolve(config, dataset, device)
-        state, spec = build(resolved, dataset, device)
+            check_early(config, len(source), device, group)
+        return open_images(config, source, path)
+
+    def first() -> Dataset:
+        dataset = open_by(manifest if config.resume else config.images.manifest)
         if not config.resume:
-            write_run_files(run, config, resolved, dataset, device)
-        return _Run(resolved, run, dataset, device, state, spec).go()
+            dataset.manifest.save(manifest)
+        return dataset
+
+    def another() -> Dataset:
+        if not manifest.exists():
+            raise ValueError(f"{manifest} is not there: all machines must see the same folder as --out")
+        return open_by(manifest)
+
+    dataset = all_or_none(group, first if group.is_first else lambda: None)
+    return all_or_none(group, lambda: dataset or another())
 
 
 @dataclass
@@ -93,6 +136,7 @@ class _Run:
     device: torch.device
     state: checkpoint.State
     spec: EncoderSpec
+    group: Group
 
     def go(self) -> Path:
         training = self.config.training
@@ -103,12 +147,14 @@ class _Run:
         self.num_warmup_steps = training.warmup_epochs * self.steps_per_epoch
         self.fingerprint = self.dataset.manifest.fingerprint
         self.checkpoints = self.run / "checkpoints"
-        self.split = self._labelled_split()
+        self.split = self._labelled_split() if self.group.is_first else None
 
         resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, self.fingerprint)
         if self.config.resume and not resumed:
             log.info("no complete checkpoint in %s: beginning at step 0", self.checkpoints)
-        self.metrics = Metrics(self.run, self.state.step if resumed else -1)
+        self.metrics = Metrics(self.run, self.state.step if resumed else -1) if self.group.is_first else None
+        running = self.config.running
+        self.saver = checkpoint.Saver(self.checkpoints, self.fingerprint, running.keep, self.group, running.timeout)
         with Interrupt() as self.interrupt:
             try:
                 if not resumed:
@@ -119,15 +165,20 @@ class _Run:
                     self._evaluate(untrained)
                     self._save()
                 self._train()
-                self._write_neighbors()
+                self.saver.wait()
+                all_or_none(self.group, self._write_neighbors if self.group.is_first else lambda: None)
             except TooManyUnreadable as error:
                 raise RunStopped(f"{error}. Repair that, then: {self._resume_command()}") from None
             except (OSError, RuntimeError, SafetensorError) as error:
                 if checkpoint.is_full_disk(error):
                     raise RunStopped(self._no_space()) from None
+                if self.group.size > 1 and not isinstance(error, RunStopped):
+                    raise RunStopped(self._lost_contact(error)) from error
                 raise
             finally:
-                self.metrics.close()
+                self.saver.close()
+                if self.metrics is not None:
+                    self.metrics.close()
                 self.dataset.store.close()
         log.info("done: %s", self.run / "encoder.safetensors")
         return self.run
@@ -158,8 +209,9 @@ class _Run:
         order = self.sampler.order(0)
         # The last batch is filled up with images from the one before: BN must see full batches.
         starts = [min(start, len(order) - batch_size) for start in range(0, len(order), batch_size)]
-        ids = torch.cat([order[start : start + batch_size] for start in starts])
-        batches = plain_batches(self.dataset.store, ids, self.spec.image_size, batch_size, self.device)
+        ids = torch.cat([self._own_part(order[start : start + batch_size]) for start in starts])
+        own_size = batch_size // self.group.size
+        batches = plain_batches(self.dataset.store, ids, self.spec.image_size, own_size, self.device)
         norm = write_prior(
             prior.prior,
             self.state.network,
@@ -169,15 +221,23 @@ class _Run:
         )
         log.info("rows written (%s), mean length %.3g", prior.prior, norm)
 
+    def _own_part(self, ids: Tensor) -> Tensor:
+        """This rank's share of a batch."""
+        return ids.view(self.group.size, -1)[self.group.rank]
+
     def _until_interrupted(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
-            if self.interrupt.asked:
+            if any_rank(self.group, self.interrupt.asked):
                 raise Interrupted(f"stopped before the first step; begin again with: {self._resume_command()}")
             yield batch
 
     def _train(self) -> None:
         state, running = self.state, self.config.running
         save_every = running.save_every or self.steps_per_epoch
+        self.network: nn.Module = state.network
+        if self.group.size > 1:
+            # BN statistics are each rank's own until somebody looks at them (average_statistics).
+            self.network = DistributedDataParallel(state.network, broadcast_buffers=False)
         self.last_time, self.last_step = time.monotonic(), state.step
         columns = ("steps  loss {task.fields[loss]}", "top-1 {task.fields[top1]}", "{task.fields[speed]} images/s")
         with bar(*columns) as progress:
@@ -188,7 +248,9 @@ class _Run:
                 for views, instance_ids in self._batches(state.step):
                     result = self._step(views, instance_ids)
                     is_last = state.step == self.num_steps
+                    stopping = self.interrupt.asked if self.group.size == 1 else False
                     if result.ranks is not None:
+                        stopping = any_rank(self.group, self.interrupt.asked)  # all or none, so not at every step
                         loss, top1, speed = self._log_step(float(result.loss), result.ranks)
                         progress.update(task, loss=f"{loss:.3f}", top1=f"{top1:.1%}", speed=f"{speed:,.0f}")
                     progress.update(task, completed=state.step)
@@ -197,17 +259,20 @@ class _Run:
                         log.info("epoch %d/%d: loss %.3f", epoch, self.config.training.epochs, float(result.loss))
                     if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
                         self._evaluate()
-                    if state.step % save_every == 0 or is_last or self.interrupt.asked:
+                    if state.step % save_every == 0 or is_last or stopping:
                         self._save()
-                    if self.interrupt.asked and not is_last:
+                    if stopping and not is_last:
+                        self.saver.wait()
                         raise Interrupted(f"stopped after step {state.step}; go on with: {self._resume_command()}")
             except TooManyUnreadable:
-                self._save()
+                if self.group.size == 1:  # the others do not know of it
+                    self._save()
+                    self.saver.wait()
                 raise
 
     def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         steps = range(first_step, self.num_steps)
-        keys_and_ids = ((self._view_keys(step), self.sampler.batch(step)) for step in steps)
+        keys_and_ids = ((self._view_keys(step), self._own_part(self.sampler.batch(step))) for step in steps)
         return view_batches(self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self._augmentation())
 
     def _augmentation(self) -> dict[str, float]:
@@ -224,7 +289,9 @@ class _Run:
         if state.hardest is not None and state.step % self.steps_per_epoch == 0:
             earlier = state.hardest if state.step else None
             state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
-        torch.manual_seed(randomness.key_of(training.seed, "step", state.step))  # for encoders with dropout
+        show_life(self.group, state.step + 1)
+        seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
+        torch.manual_seed(seed >> 1)  # for encoders with dropout
         assert training.lr is not None
         self.lr = learning_rate(state.step, self.num_steps, self.num_warmup_steps, training.lr)
         running = self.config.running
@@ -232,7 +299,7 @@ class _Run:
         is_logged = number == 1 or number % running.log_every == 0 or number % self.steps_per_epoch == 0
         try:
             result = train_step(
-                state.network,
+                self.network,
                 state.classifier,
                 state.optimizer,
                 views,
@@ -244,6 +311,7 @@ class _Run:
                 momentum=training.momentum,
                 weight_decay=training.weight_decay,
                 with_ranks=is_logged,
+                views_at_once=training.micro_batch and training.micro_batch * self.config.views.num_views,
             )
         except NotFiniteError:
             raise RunStopped(self._diverged()) from None
@@ -253,6 +321,8 @@ class _Run:
         return result
 
     def _diverged(self) -> str:
+        with suppress(Exception):  # the loss is what matters now
+            self.saver.wait()
         good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
         step, epoch = self.state.step + 1, self.state.step // self.steps_per_epoch + 1
         return (
@@ -265,12 +335,23 @@ class _Run:
         newest = f"The newest complete checkpoint is {left[0]}" if left else "There is no checkpoint yet"
         return f"no space left in {self.run}. {newest}. Make space, then: {self._resume_command()}"
 
+    def _lost_contact(self, error: Exception) -> str:
+        """Another rank stopped, hangs or cannot be reached."""
+        reason = str(error).splitlines()[0]
+        silent = silent_ranks(self.group)
+        return (
+            f"rank {self.group.rank} stopped at step {self.state.step + 1} because of another one: "
+            f"{silent or 'see their messages'} ({reason}). Go on with: {self._resume_command()}"
+        )
+
     def _log_step(self, loss: float, ranks: Tensor) -> tuple[float, float, float]:
         """(loss, top-1 of the batch, images per second), also written to the metrics."""
-        top1 = float((ranks < 1).float().mean())
+        top1 = float((gather(self.group, ranks) < 1).float().mean())
         now, step = time.monotonic(), self.state.step
         speed = (step - self.last_step) * self.sampler.batch_size / max(now - self.last_time, 1e-9)
         self.last_time, self.last_step = now, step
+        if self.metrics is None:
+            return loss, top1, speed
         self.metrics.write(
             "step",
             step,
@@ -287,16 +368,23 @@ class _Run:
 
     def _evaluate(self, more: dict[str, float] | None = None) -> None:
         """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
-        encoder, training = self.state.network.encoder, self.config.training
+        average_statistics(self.state.network, self.group)
         epoch = self.state.step // self.steps_per_epoch
-        numbers = {**dict(self._health(epoch)), **dict(self._knn()), **(more or {})}
+        numbers = dict(self._health(epoch))
+        all_or_none(self.group, lambda: self._write_evaluation(epoch, {**numbers, **(more or {})}))
+        self.last_time, self.last_step = time.monotonic(), self.state.step
+
+    def _write_evaluation(self, epoch: int, numbers: dict[str, float]) -> None:
+        """By the first rank; the others wait."""
+        if self.metrics is None:
+            return
+        numbers = {**numbers, **dict(self._knn())}
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
-        save_encoder(encoder, self.run / "encoder.safetensors", step=str(self.state.step))
+        save_encoder(self.state.network.encoder, self.run / "encoder.safetensors", step=str(self.state.step))
         shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
         shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
-        log.info("epoch %d/%d: %s", epoch, training.epochs, ", ".join(shown))
-        self.last_time, self.last_step = time.monotonic(), self.state.step
+        log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, ", ".join(shown))
 
     def _knn(self) -> Iterator[tuple[str, float]]:
         if self.split is None:
@@ -313,7 +401,8 @@ class _Run:
         seed = config.training.seed
         all_ids = self.dataset.instance_ids
         order = torch.randperm(len(all_ids), generator=randomness.generator(seed, "health"))
-        ids = all_ids[order[:HEALTH_INSTANCES]]
+        ids = all_ids[order[: min(HEALTH_INSTANCES, len(order)) // self.group.size * self.group.size]]
+        ids = self._own_part(ids)
         keys = [randomness.key_of(seed, "health", epoch)]
         batches = view_batches(
             self.dataset.store,
@@ -332,10 +421,11 @@ class _Run:
         yield from health(self.state.classifier, torch.cat(features), torch.cat(embeddings), torch.cat(read_ids))
 
     def _save(self) -> None:
+        average_statistics(self.state.network, self.group)
         if not checkpoint.all_finite(self.state):
             raise RunStopped(self._diverged())
-        self.metrics.sync()
-        checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
+        all_or_none(self.group, self.metrics.sync if self.metrics is not None else lambda: None)
+        self.saver.save(self.state)
 
     def _resume_command(self) -> str:
         return f"millionway pretrain --resume --out {shlex.quote(str(self.run))}"

@@ -20,7 +20,10 @@ from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem
 from millionway.model.encoder_file import load_encoder
 from millionway.model.head import build_head
+from millionway.parallel.collectives import tell_everybody
 from millionway.parallel.group import Group
+from millionway.parallel.launcher import local_size, times_restarted
+from millionway.parallel.sync_bn import synchronize
 from millionway.train import checkpoint
 from millionway.train.step import Network
 
@@ -34,6 +37,8 @@ def new_run_folder(run: Path) -> Iterator[None]:
     try:
         if not created and not run.is_dir():
             raise ValueError(f"--out {run} is not a folder. Choose another name.")
+        if times_restarted() and not created and not (run / "config.json").exists():
+            _remove_files(run)  # ours, from before the failure
         if not created and any(run.iterdir()):
             raise ValueError(f"--out {run} exists already. Go on with it by --resume, or choose another folder.")
         run.mkdir(parents=True, exist_ok=True)
@@ -44,11 +49,15 @@ def new_run_folder(run: Path) -> Iterator[None]:
         yield
     except BaseException:
         if not (run / "config.json").exists():
-            for path in run.iterdir():
-                path.unlink()
+            _remove_files(run)
             if created:
                 shutil.rmtree(run, ignore_errors=True)
         raise
+
+
+def _remove_files(run: Path) -> None:
+    for path in run.iterdir():
+        path.unlink()
 
 
 @contextmanager
@@ -91,10 +100,27 @@ def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
         raise ValueError(f"--resume goes on with the run's own settings: {what}. Leave them out, or start a new run.")
 
 
-def check_early(config: Pretrain, num_files: int, device: torch.device) -> None:
+def compare_settings(group: Group, config: Pretrain) -> None:
+    """All ranks must have been given the same; folders and threads may be each machine's own."""
+    everybody = tell_everybody(group, settings.flat(config))
+    for rank, theirs in enumerate(everybody):
+        for name, value in everybody[0].items():
+            if theirs[name] != value and name not in ("data_root", "threads"):
+                raise ValueError(
+                    f"the processes were started with different settings: {settings.flag(name)} is {value} on rank 0"
+                    f" and {theirs[name]} on rank {rank}"
+                )
+
+
+def check_early(config: Pretrain, num_files: int, device: torch.device, group: Group) -> None:
     """Refuse what can be refused before every image has been read."""
-    first = settings.resolve(config, num_files, None, device.type != "cpu", num_cores())
+    first = settings.resolve(config, num_files, None, device.type != "cpu", own_cores(), group.size)
     _new_encoder(_with_stem(first))
+
+
+def own_cores() -> int:
+    """The cores of the machine, shared by the processes on it."""
+    return max(1, num_cores() // local_size())
 
 
 def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Dataset:
@@ -110,23 +136,27 @@ def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Data
     )
 
 
-def build(config: Pretrain, dataset: Dataset, device: torch.device) -> tuple[checkpoint.State, EncoderSpec]:
+def build(
+    config: Pretrain, dataset: Dataset, device: torch.device, group: Group
+) -> tuple[checkpoint.State, EncoderSpec]:
     """Encoder, head, classifier and optimizer, as they are before the first step."""
     model, seed = config.model, config.training.seed
     assert config.training.lr is not None
     encoder = _new_encoder(config)
     head = build_head(model.head, encoder.feature_dim, model.dim, seed)
     network = Network(encoder, head).to(device)
+    if config.training.sync_bn:
+        synchronize(network, group, device)
     classifier = InstanceClassifier(
         len(dataset.manifest),
         encoder.feature_dim if model.head == "none" else model.dim,
         config.classifier.temperature,
-        Group.current(),
+        group,
         device=device,
         seed=seed,
         classes_per_step=config.classifier.classes_per_step,
     )
-    classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable))
+    classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
     optimizer = torch.optim.SGD(
         network.parameters(),
         config.training.lr,
@@ -184,16 +214,16 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
 
 def write_run_files(run: Path, asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
     """config.json comes last and whole: where it stands, the run has begun."""
-    dataset.manifest.save(run / "manifest.arrow")
     (run / "environment.json").write_text(describe_environment(device))
     write_whole(run / "config.json", settings.to_json(resolved))
     _say_what_runs(asked, resolved, dataset, device)
 
 
-def resolve(config: Pretrain, dataset: Dataset, device: torch.device) -> Pretrain:
+def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Group) -> Pretrain:
     """Every setting has a value, and the run can go on from any working folder."""
     side = dataset.small_side()
-    resolved = _with_stem(settings.resolve(config, len(dataset.instance_ids), side, device.type != "cpu", num_cores()))
+    num_images, has_gpu = len(dataset.instance_ids), device.type != "cpu"
+    resolved = _with_stem(settings.resolve(config, num_images, side, has_gpu, own_cores(), group.size))
     paths = {name: _absolute(settings.flat(resolved)[name]) for name in ("init_from", "data_root")}
     data = config.data if is_named(config.data) else str(_absolute(Path(config.data)))
     return settings.with_settings(resolved, data=data, **paths)

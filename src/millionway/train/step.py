@@ -1,10 +1,12 @@
 """One step: the method on one screen."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder
@@ -49,12 +51,22 @@ def train_step(
     momentum: float,
     weight_decay: float,
     with_ranks: bool = False,
+    views_at_once: int | None = None,
 ) -> StepResult:
     """Tell every view's instance from all others; move encoder, head and rows by SGD.
 
     The views of an image are rows of the batch with the same class. `hardest` and `alpha` smooth the labels.
+    views_at_once: encode that many at a time, twice, to save memory.
+
+    What the ranks tell each other in a step: all_gather of the embeddings with their ids; with smoothing, all_reduce of
+    the batch's hardest classes; all_reduce of Z and numerators; reduce_scatter of the embedding gradients; and DDP's
+    all_reduce of the encoder's gradients. Below a temperature of 0.05 one more all_reduce, of the largest logits.
+    `update` needs none of them: it may run before, beside or after the encoder's backward.
     """
-    embeddings = network(views)
+    parts = views.split(views_at_once or len(views))
+    with torch.set_grad_enabled(len(parts) == 1):
+        embeddings = network(views) if len(parts) == 1 else _encode(network, parts)
+    embeddings.requires_grad_()
     loss = classifier(embeddings, instance_ids, hardest, alpha)
     ranks = classifier.ranks(embeddings, instance_ids) if with_ranks else None
 
@@ -63,6 +75,33 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     # The loss is the mean over all ranks' views; averaging gradients over ranks would divide by their number again.
     (classifier.group.size * loss).backward()
+    if len(parts) > 1:
+        assert embeddings.grad is not None
+        _encode_again(network, parts, embeddings.grad)
     optimizer.step()
     classifier.update(row_lr, momentum, weight_decay)
     return StepResult(loss.detach(), ranks)
+
+
+def _encode(network: nn.Module, parts: tuple[Tensor, ...]) -> Tensor:
+    """Embeddings of all parts; BN statistics stay as they were, because `_encode_again` moves them."""
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    seed = torch.initial_seed()
+    embeddings = []
+    for number, part in enumerate(parts):
+        torch.manual_seed(seed + number)  # dropout must do the same the second time
+        embeddings.append(network(part))
+    for name, buffer in network.named_buffers():
+        buffer.copy_(before[name])
+    return torch.cat(embeddings)
+
+
+def _encode_again(network: nn.Module, parts: tuple[Tensor, ...], gradient: Tensor) -> None:
+    """The same with a graph, backward part by part; ranks talk at the last one only."""
+    seed = torch.initial_seed() - (len(parts) - 1)
+    for number, (part, part_gradient) in enumerate(zip(parts, gradient.split(len(parts[0])))):
+        torch.manual_seed(seed + number)
+        is_last = number == len(parts) - 1
+        quiet = network.no_sync() if isinstance(network, DistributedDataParallel) and not is_last else nullcontext()
+        with quiet:
+            network(part).backward(part_gradient)

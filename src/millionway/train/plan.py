@@ -1,0 +1,250 @@
+"""Will it fit, and what travels? Memory and communication of a run, before it is started."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from millionway.config import IMAGENET_MEAN, IMAGENET_STD
+from millionway.model import softmax, workers
+from millionway.model.classifier import InstanceClassifier
+from millionway.model.encoder import EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.head import build_head
+from millionway.parallel.layout import local_range
+from millionway.train.step import Network
+
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a run would look like."""
+
+    instances: int
+    dim: int = 128
+    batch_size: int = 4096
+    devices: int = 1
+    device_memory: int | None = None
+    encoder: str = "resnet50"
+    image_size: int = 224
+    hardest: int = 100
+    storage: torch.dtype = torch.float32
+    num_views: int = 2
+    micro_batch: int | None = None
+    device: str = "cuda"
+
+    def __post_init__(self) -> None:
+        for name in ("instances", "dim", "batch_size", "devices", "image_size", "num_views"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.hardest < 0 or self.hardest >= max(2, self.instances):
+            raise ValueError(f"hardest must be from 0 to below the number of instances, not {self.hardest}")
+        if self.batch_size % self.devices:
+            raise ValueError(f"a batch of {self.batch_size} cannot be shared equally by {self.devices} devices")
+
+
+@dataclass
+class Answer:
+    """Bytes on each device, and per step through its network."""
+
+    memory: dict[str, int]
+    communication: dict[str, int]
+    largest_instances: int | None = None
+    """that fit into the device's memory"""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """of a step, if measured"""
+
+    @property
+    def total(self) -> int:
+        return sum(self.memory.values())
+
+
+def plan(question: Question, calibrate: bool = False) -> dict[str, Answer]:
+    """`hybrid`: rows shared out over the devices, as here. `replicated`: all rows on each, by autograd and DDP."""
+    network = _encoder_memory(question)
+    answers = {
+        "hybrid": Answer({**network, **_hybrid_rows(question, question.instances)}, _hybrid_words(question, network)),
+        "replicated": Answer(
+            {**network, **_replicated_rows(question, question.instances)}, _replicated_words(question, network)
+        ),
+    }
+    if question.device_memory is not None:
+        for name, rows in (("hybrid", _hybrid_rows), ("replicated", _replicated_rows)):
+            answers[name].largest_instances = _largest(question, sum(network.values()), rows)
+    if calibrate:
+        answers["hybrid"].seconds = _measure(question)
+    return answers
+
+
+def _network(question: Question) -> Network:
+    name, size = full_name(question.encoder), question.image_size
+    encoder = build_encoder(EncoderSpec(name, choose_stem(name, "auto", size), size, IMAGENET_MEAN, IMAGENET_STD), 0)
+    return Network(encoder, build_head("mlp", encoder.feature_dim, question.dim, 0))
+
+
+def _encoder_memory(question: Question) -> dict[str, int]:
+    """By building the encoder and watching what a forward pass keeps for the backward."""
+    network = _network(question)
+    parameters = sum(each.numel() for each in network.parameters())
+    some = 2
+    kept, largest = _kept_for_backward(network, torch.zeros(some, 3, question.image_size, question.image_size))
+    views = question.num_views * question.batch_size // question.devices
+    at_once = min(views, (question.micro_batch or views) * question.num_views)
+    half = 2 if question.device == "cuda" else 1  # autocast keeps bfloat16
+    pixels = 3 * question.image_size**2 * FLOAT
+    return {
+        "encoder: weights, gradients, momentum": 3 * parameters * FLOAT,
+        "encoder: gradients under way": parameters * FLOAT if question.devices > 1 else 0,
+        "activations": (kept + 2 * largest) * at_once // some // half,
+        "views": 3 * views * pixels,
+    }
+
+
+def _kept_for_backward(network: nn.Module, images: torch.Tensor) -> tuple[int, int]:
+    """(bytes of all tensors kept, of the largest one)"""
+    known = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = network(images)
+    sizes = [storage.nbytes() for storage in kept.values()]
+    del output
+    return sum(sizes), max(sizes, default=0)
+
+
+def _hybrid_rows(question: Question, instances: int) -> dict[str, int]:
+    """What the rows of a device take, and a step with them."""
+    batch, dim, k = question.num_views * question.batch_size, question.dim, question.hardest
+    own = local_range(instances, 0, question.devices)[1]
+    stored = own * dim * torch.finfo(question.storage).bits // 8
+    device = torch.device(question.device)
+    block = min(own, softmax.rows_per_block(batch, device))
+    at_a_time = min(torch.get_num_threads(), workers.MAX_WORKERS) if question.device == "cpu" else 1
+    targets = batch * (k + 1)
+    return {
+        "rows": stored,
+        "their momentum": stored,
+        "lengths and marks of rows": own * (FLOAT + 1),
+        "hardest classes": own * k * FLOAT,
+        "blocks": at_a_time * block * (batch + 2 * dim) * FLOAT,
+        "embeddings of all devices": 8 * batch * dim * FLOAT + softmax.SHARES * batch * dim * FLOAT,
+        "targets": targets * (5 * 8 + 4 * FLOAT),
+    }
+
+
+def _replicated_rows(question: Question, instances: int) -> dict[str, int]:
+    """By autograd: also unit rows, and a gradient of everything; and DDP's buckets."""
+    batch = question.num_views * question.batch_size // question.devices
+    rows = instances * question.dim * FLOAT
+    return {
+        "rows": rows,
+        "their momentum": rows,
+        "their gradient": rows,
+        "unit rows and their gradient": 2 * rows,
+        "rows' gradient under way": rows if question.devices > 1 else 0,
+        "logits, probabilities, their gradient": 3 * batch * instances * FLOAT,
+        "hardest classes": instances * question.hardest * FLOAT,
+    }
+
+
+def _around(devices: int, num_bytes: int) -> int:
+    """What a device sends when that much is gathered, or scattered, over a ring."""
+    return num_bytes * (devices - 1) // devices
+
+
+def _hybrid_words(question: Question, network: dict[str, int]) -> dict[str, int]:
+    batch, devices = question.num_views * question.batch_size, question.devices
+    gradients = network["encoder: weights, gradients, momentum"] // 3
+    return {
+        "embeddings and ids (all_gather)": _around(devices, batch * (question.dim * FLOAT + 8)),
+        "hardest classes (all_reduce)": 2 * _around(devices, batch * question.hardest * FLOAT),
+        "Z and numerators (all_reduce)": 2 * _around(devices, 2 * batch * FLOAT),
+        "embedding gradients (reduce_scatter)": _around(devices, batch * question.dim * FLOAT),
+        "encoder gradients (DDP)": 2 * _around(devices, gradients),
+    }
+
+
+def _replicated_words(question: Question, network: dict[str, int]) -> dict[str, int]:
+    gradients = network["encoder: weights, gradients, momentum"] // 3
+    rows = question.instances * question.dim * FLOAT
+    return {
+        "encoder gradients (DDP)": 2 * _around(question.devices, gradients),
+        "rows' gradients (DDP)": 2 * _around(question.devices, rows),
+    }
+
+
+def _largest(question: Question, beside: int, rows: Callable[[Question, int], dict[str, int]]) -> int:
+    """By halving."""
+    assert question.device_memory is not None
+    low, high = 0, 1
+    while beside + sum(rows(question, high).values()) <= question.device_memory and high < 1 << 50:
+        low, high = high, 2 * high
+    while high - low > max(1, low // 1000):
+        middle = (low + high) // 2
+        fits = beside + sum(rows(question, middle).values()) <= question.device_memory
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _measure(question: Question) -> dict[str, float]:
+    """Steps of a small part on this device, scaled to the whole. What the devices tell each other is not counted."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = question.num_views * question.batch_size
+    own = local_range(question.instances, 0, question.devices)[1]
+    some_rows = min(own, 64 * softmax.rows_per_block(batch, device), 1 << 17)
+    classifier = InstanceClassifier(some_rows, question.dim, keep_bytes=0, device=device)
+    x, ids = torch.randn(batch, question.dim, device=device), torch.arange(batch, device=device) % some_rows
+
+    def step() -> None:
+        classifier(x.clone().requires_grad_(), ids).backward()
+        classifier.update(0.0)
+
+    network = _network(question).to(device)
+    views = question.num_views * question.batch_size // question.devices
+    some_views = min(views, 16 if device.type == "cpu" else 128)
+    images = torch.zeros(some_views, 3, question.image_size, question.image_size, device=device)
+
+    def encode() -> None:
+        network(images).sum().backward()
+
+    rows_seconds = _median_seconds(step, device) * own / some_rows
+    encoder_seconds = _median_seconds(encode, device) * views / some_views
+    return {"rows": rows_seconds, "encoder": encoder_seconds}
+
+
+def _median_seconds(work: Callable[[], None], device: torch.device) -> float:
+    seconds = []
+    for _ in range(4):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return sorted(seconds[1:])[1]
+
+
+UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+def number(text: str | float) -> int:
+    """ "14.2M" is 14,200,000; "32GB" and "32G" are 32e9, "32GiB" is 32 x 2^30."""
+    if isinstance(text, (int, float)):
+        return int(text)
+    plain = text.strip().upper().removesuffix("B").replace(",", "").replace("_", "")
+    unit = next((unit for unit in sorted(UNITS, key=len, reverse=True) if plain.endswith(unit)), "")
+    try:
+        value = float(plain.removesuffix(unit)) * UNITS.get(unit, 1)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{text!r} is not a number such as 1281167, 14.2M or 32GB")
+    return round(value)

@@ -1,0 +1,267 @@
+"""Run by torchrun, on every rank: each check compares the ranks' common work with a slow twin in one process."""
+
+import sys
+import traceback
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist  # noqa: TID251 (counted here)
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import reference
+
+from millionway.model.classifier import InstanceClassifier, NotFiniteError
+from millionway.model.prior import write_prior
+from millionway.parallel import collectives
+from millionway.parallel.group import Group, leave
+from millionway.parallel.shards import load_shards, save_shards
+from millionway.parallel.sync_bn import average_statistics, synchronize
+from millionway.train.step import Network, train_step
+
+COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor", "all_gather_object", "broadcast")
+
+
+def rows_of(num: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    g = torch.Generator().manual_seed(num)
+    rows = torch.randn(num, dim, generator=g, dtype=torch.float64)
+    return (rows * 10 ** (2 * torch.rand(num, 1, generator=g, dtype=torch.float64) - 1)).to(dtype)
+
+
+def part_of(group: Group, whole: torch.Tensor) -> torch.Tensor:
+    return whole.view(group.size, -1, *whole.shape[1:])[group.rank]
+
+
+@contextmanager
+def counting(counts: Counter):
+    def counted(name: str, original):
+        def call(*args, **options):
+            counts[name] += 1
+            return original(*args, **options)
+
+        return call
+
+    patches = [mock.patch.object(dist, name, counted(name, getattr(dist, name))) for name in COLLECTIVES]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def equal_to_the_dense_reference(group: Group) -> None:
+    """Losses, embedding gradients, rows and momentum; N uneven, smaller than the number of ranks, and one."""
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        for num, k, tau in ((37, 5, 0.15), (3, 2, 0.15), (1, 0, 0.15), (50, 3, 0.02)):
+            if tau < 0.05 and dtype == torch.float32:
+                tolerance = 1e-4
+            classifier = InstanceClassifier(num, 8, tau, group, storage=dtype)
+            rows = rows_of(num, 8, dtype)
+            classifier.set_rows(torch.arange(num), rows)
+            start, stop = classifier.local_range
+            assert torch.equal(classifier.weight, rows[start:stop])
+            dense = reference.DenseClassifier(rows.double(), tau)
+            table = classifier.hardest(k) if k else None
+            whole_table = torch.tensor(reference.hardest(rows, k)) if k else None
+            if table is not None and whole_table is not None:
+                assert torch.equal(table.long(), whole_table[start:stop])
+            g = torch.Generator().manual_seed(7)
+            for _ in range(4):
+                ids = torch.randint(num, (6 * group.size,), generator=g)
+                x = torch.randn(len(ids), 8, generator=g, dtype=torch.float64).to(dtype)
+                leaf = part_of(group, x).clone().requires_grad_()
+                loss = classifier(leaf, part_of(group, ids), table, 0.2 if k else 0.0)
+                (2.0 * loss).backward()
+                classifier.update(0.05)
+                expected, gradient = dense.step(x.double(), ids, 0.05, whole_table, 0.2 if k else 0.0)
+                assert abs(float(loss.detach()) - float(expected)) <= tolerance * max(1.0, abs(float(expected)))
+                assert leaf.grad is not None
+                own = part_of(group, gradient)
+                assert float((leaf.grad.double() / 2 - own).norm()) <= tolerance * max(1.0, float(own.norm()))
+            if stop > start:
+                assert reference.relative_error(classifier.weight, dense.rows.detach()[start:stop]) < 4 * tolerance
+                assert reference.relative_error(classifier.momentum, dense.momentum[start:stop]) < 4 * tolerance
+
+
+def collectives_are_counted(group: Group) -> None:
+    classifier = InstanceClassifier(40, 8, group=group)
+    table = classifier.hardest(4)
+    for hardest, expected in ((None, 1), (table, 2)):
+        x, ids = torch.randn(4, 8, requires_grad=True), torch.arange(4)
+        counts: Counter = Counter()
+        with counting(counts):
+            classifier(x, ids, hardest, 0.2).backward()
+            classifier.update(0.1)
+        assert counts == {"all_gather_into_tensor": 1, "all_reduce": expected, "reduce_scatter_tensor": 1}, counts
+
+
+def hardest_is_that_of_one_process(group: Group) -> None:
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randn(250, 16, generator=g)[torch.randint(250, (2000,), generator=g)]
+    rows += 0.7 * torch.randn(rows.shape, generator=g)
+    rows[100:400] = rows[100] * torch.linspace(0.5, 2, 300)[:, None]
+    whole, parts = InstanceClassifier(2000, 16), InstanceClassifier(2000, 16, group=group)
+    ours = slice(*parts.local_range)
+    for step, dead in enumerate(([], [5, 700, 1999])):
+        rows += 0.01 * step
+        for each in (whole, parts):
+            each.set_rows(torch.arange(2000), rows)
+        whole.alive[dead] = False
+        parts.alive.copy_(whole.alive[ours])
+        expected = whole.hardest(10)
+        table = parts.hardest(10)
+        assert torch.equal(table, expected[ours])
+        assert torch.equal(parts.hardest(10, table), expected[ours])
+
+
+def numbers_of_all_rows(group: Group) -> None:
+    """ranks, own and nearest cosines; and sampled classes."""
+    rows = rows_of(61, 8, torch.float64)
+    x, ids = rows[: 4 * group.size] + 0.5, torch.arange(4 * group.size)
+    results = []
+    for who in (Group(), group):
+        classifier = InstanceClassifier(61, 8, group=who, storage=torch.float64, classes_per_step=20)
+        classifier.set_rows(torch.arange(61), rows)
+        alive = torch.ones(61, dtype=torch.bool)
+        alive[[40, 60]] = False
+        classifier.alive.copy_(alive[slice(*classifier.local_range)])
+        compared = classifier.compare(part_of(who, x), part_of(who, ids))
+        losses = []
+        for _ in range(3):
+            leaf = part_of(who, x).clone().requires_grad_()
+            losses.append(classifier(leaf, part_of(who, ids)).detach())
+            classifier.update(0.1)
+        moved = collectives.gather_uneven(who, classifier.weight)
+        results.append((part_of(group, x), compared, torch.stack(losses), moved))
+    (_, one, one_losses, one_rows), (_, ours, losses, moved) = results
+    assert torch.equal(part_of(group, one.ranks), ours.ranks)
+    assert torch.allclose(part_of(group, one.own), ours.own, atol=1e-12)
+    assert torch.allclose(part_of(group, one.nearest_other), ours.nearest_other, atol=1e-12)
+    assert torch.allclose(one_losses, losses, atol=1e-12) and torch.allclose(one_rows, moved, atol=1e-12)
+
+
+def bad_input_is_refused_by_all(group: Group) -> None:
+    classifier = InstanceClassifier(40, 8, group=group)
+    x, ids = torch.randn(4, 8), torch.arange(4)
+    last = group.rank == group.size - 1
+    cases = [(NotFiniteError, torch.where(torch.tensor(last), torch.nan, x), ids), (ValueError, x, ids + 37 * last)]
+    for kind, bad_x, bad_ids in cases:
+        try:
+            classifier(bad_x, bad_ids)
+        except kind:
+            continue
+        raise AssertionError(f"{kind} was not raised")
+    if group.rank == 0:
+        classifier.alive[2] = False
+    try:
+        classifier(x, ids)
+    except ValueError as error:
+        assert "instance 2 of the batch is not alive" in str(error)
+    else:
+        raise AssertionError("a dead instance was not refused")
+
+
+def small_network() -> Network:
+    torch.manual_seed(0)
+    encoder = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
+    )
+    encoder.append(torch.nn.Flatten())
+    head = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    return Network(encoder, head).double()  # pyright: ignore[reportArgumentType]
+
+
+def forward64(network: Network, views: torch.Tensor) -> torch.Tensor:
+    return network.head(network.encoder(views))
+
+
+def steps_do_not_depend_on_the_ranks(group: Group) -> None:
+    """Prior and three steps with synchronized BN, in float64, and in micro-batches: as in one process."""
+    g = torch.Generator().manual_seed(3)
+    num = 12 * group.size + 1
+    images = torch.randn(num, 3, 10, 10, generator=g, dtype=torch.float64)
+    results = []
+    with (
+        mock.patch.object(Network, "forward", forward64),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        for who in (Group(), group):
+            network = small_network()
+            synchronize(network, who, torch.device("cpu"))
+            classifier = InstanceClassifier(num, 8, group=who, storage=torch.float64)
+            order = torch.arange(12 * group.size)
+            batches = [part_of(who, part) for part in order.split(4 * group.size)]
+            write_prior("running-bn", network, classifier, [(images[ids], ids) for ids in batches], 1.0)
+            table = classifier.hardest(3)
+            parallel = network
+            if who.size > 1:
+                parallel = torch.nn.parallel.DistributedDataParallel(network, broadcast_buffers=False)
+            optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9, weight_decay=1e-4)
+            losses = []
+            for ids in batches:
+                step = train_step(
+                    parallel,
+                    classifier,
+                    optimizer,
+                    images[ids],
+                    ids,
+                    table,
+                    alpha=0.2,
+                    lr=0.1,
+                    row_lr=0.5,
+                    momentum=0.9,
+                    weight_decay=1e-4,
+                    with_ranks=True,
+                )
+                losses.append(step.loss)
+            average_statistics(network, who)
+            results.append(
+                (torch.stack(losses), network.state_dict(), collectives.gather_uneven(who, classifier.weight))
+            )
+    (one_losses, one_state, one_rows), (losses, state, rows) = results
+    assert torch.allclose(one_losses, losses, rtol=1e-9), (one_losses, losses)
+    assert reference.relative_error(rows, one_rows) < 1e-9
+    for name in one_state:
+        assert torch.allclose(one_state[name].double(), state[name].double(), rtol=1e-8, atol=1e-10), name
+
+
+def shards_are_whole(group: Group) -> None:
+    """Saved by these ranks; the test reads the folder with other numbers of ranks."""
+    folder = Path(sys.argv[1])
+    for num in (37, 3):
+        tensors = {"rows": torch.arange(num * 4.0).view(num, 4), "hardest": torch.arange(num * 2).view(num, 2).int()}
+        share = -(-num // group.size)
+        mine = slice(min(group.rank * share, num), min((group.rank + 1) * share, num))
+        save_shards({name: t[mine].clone() for name, t in tensors.items()}, folder / f"{num}", group, num)
+        for earlier in sorted(folder.parent.glob(f"ranks_*/{num}")):
+            loaded = {name: torch.zeros_like(t[mine]) for name, t in tensors.items()}
+            load_shards(loaded, earlier, group, num)
+            for name in tensors:
+                assert torch.equal(loaded[name], tensors[name][mine]), (earlier, name)
+
+
+CHECKS = [
+    equal_to_the_dense_reference,
+    collectives_are_counted,
+    hardest_is_that_of_one_process,
+    numbers_of_all_rows,
+    bad_input_is_refused_by_all,
+    steps_do_not_depend_on_the_ranks,
+    shards_are_whole,
+]
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    us = Group.current(timeout=60)
+    for check in CHECKS:
+        try:
+            check(us)
+        except BaseException:
+            print(f"rank {us.rank}: {check.__name__}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
+    print(f"rank {us.rank} of {us.size}: all well", flush=True)
+    leave()

@@ -1,0 +1,83 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import millionway
+from millionway.train.plan import number
+
+STEPS = """
+import json, sys, torch
+from pathlib import Path
+from millionway.config import IMAGENET_MEAN, IMAGENET_STD
+from millionway.model.classifier import InstanceClassifier
+from millionway.model.encoder import EncoderSpec, build_encoder
+from millionway.model.head import build_head
+from millionway.train.step import Network, train_step
+
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+def run(num, images, size, k):
+    encoder = build_encoder(EncoderSpec("narrow-resnet", "small", size, IMAGENET_MEAN, IMAGENET_STD), 0)
+    network = Network(encoder, build_head("mlp", encoder.feature_dim, 128, 0))
+    classifier = InstanceClassifier(num, 128, keep_bytes=0)
+    table = torch.randint(num, (num, k), dtype=torch.int32)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9)
+    for _ in range(2):
+        views, ids = torch.rand(2 * images, 3, size, size), torch.arange(images).repeat(2)
+        train_step(network, classifier, optimizer, views, ids, table, alpha=0.2, lr=0.1, row_lr=0.1, momentum=0.9,
+                   weight_decay=0.0)
+
+torch.set_num_threads(2)
+run(1000, 4, 16, 5)  # what libraries take once
+before = status("VmRSS")
+run(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+print(json.dumps(status("VmHWM") - before))
+"""
+
+
+@pytest.mark.parametrize(("instances", "images", "size", "k"), [(600_000, 16, 32, 100), (60_000, 128, 64, 50)])
+def test_the_plan_is_what_a_real_step_takes(instances: int, images: int, size: int, k: int) -> None:
+    arguments = [str(value) for value in (instances, images, size, k)]
+    done = subprocess.run([sys.executable, "-c", STEPS, *arguments], capture_output=True, text=True, check=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    planned = millionway.plan(
+        instances, batch_size=images, encoder="narrow-resnet", image_size=size, hardest=k, device="cpu"
+    )["hybrid"]
+    torch.set_num_threads(threads)
+    assert planned.total == pytest.approx(json.loads(done.stdout), rel=0.15), planned.memory
+
+
+def test_the_largest_number_fits_and_the_next_does_not() -> None:
+    options = {"batch_size": 4096, "devices": 64, "encoder": "resnet50"}
+    answers = millionway.plan("14.2M", device_memory="32GB", **options)
+    for side in ("hybrid", "replicated"):
+        largest = answers[side].largest_instances
+        assert largest is not None
+        assert millionway.plan(largest, **options)[side].total <= 32e9
+        assert millionway.plan(int(1.01 * largest), **options)[side].total > 32e9
+    assert answers["hybrid"].total < 32e9 < answers["replicated"].total  # as in the paper
+    assert answers["hybrid"].largest_instances > 6 * (answers["replicated"].largest_instances or 0)
+
+
+def test_numbers_as_people_write_them() -> None:
+    assert [number(text) for text in ("14.2M", "1,281,167", "32GB", "32GiB", "5k", "7")] == [
+        *(14_200_000, 1_281_167, 32_000_000_000, 32 * 2**30, 5000, 7)
+    ]
+    for text in ("", "many", "-3M", "nan", "3 apples"):
+        with pytest.raises(ValueError, match="is not a number such as"):
+            number(text)
+
+
+def test_impossible_questions_are_named() -> None:
+    with pytest.raises(ValueError, match="cannot be shared equally by 3"):
+        millionway.plan(1000, batch_size=64, devices=3)
+    with pytest.raises(ValueError, match="storage is one of"):
+        millionway.plan(1000, storage="int8")
+    with pytest.raises(ValueError, match="devices must be positive, not 0"):
+        millionway.plan(1000, devices=0)
