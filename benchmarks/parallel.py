@@ -57,10 +57,6 @@ def own_batch(group: Group, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.randint(num, (IMAGES // group.size,), generator=g).repeat(2)
 
 
-def data_parallel(group: Group, module: torch.nn.Module) -> torch.nn.Module:
-    return torch.nn.parallel.DistributedDataParallel(module) if group.size > 1 else module
-
-
 def hybrid(group: Group, num: int, keep: bool) -> Callable[[], None]:
     network = network_of()
     classifier = InstanceClassifier(num, DIM, TAU, group, keep_bytes=None if keep else 0)
@@ -68,7 +64,7 @@ def hybrid(group: Group, num: int, keep: bool) -> Callable[[], None]:
     table = table_of(num, start, stop)
     optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, weight_decay=1e-4)
     views, ids = own_batch(group, num)
-    parallel = data_parallel(group, network)
+    parallel = group.data_parallel(network)
 
     def step() -> None:
         train_step(
@@ -100,7 +96,7 @@ class Replicated(torch.nn.Module):
 
 def replicated(group: Group, num: int) -> Callable[[], None]:
     module = Replicated(num)
-    parallel = data_parallel(group, module)
+    parallel = group.data_parallel(module)
     optimizer = torch.optim.SGD(module.parameters(), 0.01, 0.9, weight_decay=1e-4)
     views, ids = own_batch(group, num)
 
@@ -131,7 +127,7 @@ def rows_only(group: Group, num: int) -> Callable[[], None]:
 def encoder_only(group: Group) -> Callable[[], None]:
     network = network_of()
     optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, weight_decay=1e-4)
-    parallel = data_parallel(group, network)
+    parallel = group.data_parallel(network)
     views, _ = own_batch(group, IMAGES)
 
     def step() -> None:

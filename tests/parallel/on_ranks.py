@@ -197,9 +197,7 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
             batches = [part_of(who, part) for part in order.split(4 * group.size)]
             write_prior("running-bn", network, classifier, [(images[ids], ids) for ids in batches], 1.0)
             table = classifier.hardest(3)
-            parallel = network
-            if who.size > 1:
-                parallel = torch.nn.parallel.DistributedDataParallel(network, broadcast_buffers=False)
+            parallel = who.data_parallel(network)
             optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9, weight_decay=1e-4)
             losses = []
             for ids in batches:

@@ -418,7 +418,7 @@ class InstanceClassifier(nn.Module):
 
     def _room_to_keep(self, batch: int, rows: softmax.Rows) -> list[Tensor]:
         """Memory for the exponentials of as many blocks as the budget allows, the same from step to step."""
-        entries = batch * min(rows.block, len(rows))
+        entries = batch * max(1, min(rows.block, len(rows)))  # a rank may own no rows
         block_bytes = entries * torch.finfo(self.compute_dtype).bits // 8
         num_blocks = -(-len(rows) // rows.block)
         if self.keep_bytes is None:

@@ -1,5 +1,6 @@
 """What the ranks tell each other. In a group of one, everything is its own answer."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,16 +29,16 @@ def gather_together(group: Group, *own: Tensor) -> list[Tensor]:
     """`gather` for several tensors of the same length, at one go: as bytes."""
     if group.size == 1:
         return list(own)
-    rows = [as_bytes(part.reshape(len(part), -1)) for part in own]
+    rows = [_as_bytes(part) for part in own]
     everybody = gather(group, torch.cat(rows, dim=1)).split([part.shape[1] for part in rows], dim=1)
     return [
         part.contiguous().view(like.dtype).view(-1, *like.shape[1:]) for part, like in zip(everybody, own, strict=True)
     ]
 
 
-def as_bytes(rows: Tensor) -> Tensor:
-    """[n, columns] of any dtype as [n, bytes]."""
-    return rows.contiguous().view(torch.uint8)
+def _as_bytes(rows: Tensor) -> Tensor:
+    """[n, ...] of any dtype as [n, bytes]."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous().view(torch.uint8)
 
 
 def gather_uneven(group: Group, own: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ def ring(group: Group, num_instances: int, *own: Tensor) -> Iterator[tuple[int, 
         yield 0, own
         return
     share = local_range(num_instances, 0, group.size)[1]
-    present = [_padded(as_bytes(part.reshape(len(part), -1)), share) for part in own]
+    present = [_padded(_as_bytes(part), share) for part in own]
     coming, under_way = _pass_on(group, present)
     yield local_range(num_instances, group.rank, group.size)[0], own
     for hop in range(1, group.size):

@@ -1,5 +1,6 @@
 """The processes that train together."""
 
+import inspect
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -7,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from millionway.parallel.launcher import local_rank, world_size
 
@@ -36,6 +39,14 @@ class Group:
         if self.size == 1:
             return self
         return Group(self.rank, self.size, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)))
+
+    def data_parallel(self, network: nn.Module) -> nn.Module:
+        """The network with its gradients averaged over the ranks. BN statistics stay each rank's own."""
+        if self.size == 1:
+            return network
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
+        return DistributedDataParallel(network, **{name: False})
 
     @property
     def is_first(self) -> bool:

@@ -49,9 +49,17 @@ class SyncBatchNorm(_BatchNorm):
     """Takes over the parameters and statistics of an ordinary layer."""
 
     def __init__(self, layer: _BatchNorm, group: Group) -> None:
-        super().__init__(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        like = next(iter(layer.state_dict().values()), torch.empty(0))
+        super().__init__(
+            layer.num_features,
+            layer.eps,
+            layer.momentum,
+            layer.affine,
+            layer.track_running_stats,
+            device=like.device,
+            dtype=like.dtype,
+        )
         self.load_state_dict(layer.state_dict())
-        self.to(next(iter(layer.state_dict().values()), torch.empty(0)).device)
         self.train(layer.training)
         self.group = group
 

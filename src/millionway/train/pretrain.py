@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from millionway import config as settings
 from millionway import randomness
@@ -234,10 +233,7 @@ class _Run:
     def _train(self) -> None:
         state, running = self.state, self.config.running
         save_every = running.save_every or self.steps_per_epoch
-        self.network: nn.Module = state.network
-        if self.group.size > 1:
-            # BN statistics are each rank's own until somebody looks at them (average_statistics).
-            self.network = DistributedDataParallel(state.network, broadcast_buffers=False)
+        self.network = self.group.data_parallel(state.network)
         self.last_time, self.last_step = time.monotonic(), state.step
         columns = ("steps  loss {task.fields[loss]}", "top-1 {task.fields[top1]}", "{task.fields[speed]} images/s")
         with bar(*columns) as progress:
