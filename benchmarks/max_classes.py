@@ -56,6 +56,11 @@ def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_st
     return {"num_instances": num, "seconds": seconds, "peak_rss_bytes": memory_status("VmHWM")}
 
 
+def did_not_fit(errors: str) -> bool:
+    """Whether it was the limit that ended a process, and not a mistake."""
+    return any(word in errors.lower() for word in ("memory", "thread creation failed", "bad_alloc"))
+
+
 def fits(num: int, limit: int, flags: list[str]) -> dict | None:
     """The trial's result, or None if it did not fit."""
     command = [sys.executable, __file__, "trial", "--instances", str(num), "--steps", "1", *flags]
@@ -66,7 +71,7 @@ def fits(num: int, limit: int, flags: list[str]) -> dict | None:
     run = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
     if run.returncode == 0:
         return json.loads(run.stdout)
-    assert "memory" in run.stderr.lower(), run.stderr[-2000:]
+    assert did_not_fit(run.stderr), run.stderr[-2000:]
     return None
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from classifier import RESULTS, memory_status, table_of  # beside this file
+from max_classes import did_not_fit
 from presets import write_between_marks
 
 from millionway.config import IMAGENET_MEAN, IMAGENET_STD
@@ -182,7 +183,7 @@ def launch(ranks: int, sides: list[str], num: int, turns: int, limit: int | None
     run = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
     if run.returncode == 0:
         return json.loads(run.stdout.splitlines()[-1])
-    assert limit is not None and "memory" in run.stderr.lower(), run.stderr[-3000:]
+    assert limit is not None and did_not_fit(run.stderr), run.stderr[-3000:]
     return None
 
 
