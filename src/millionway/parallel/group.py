@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from millionway.parallel.launcher import local_rank, world_size
+from millionway.parallel.launcher import local_rank, times_restarted, world_size
 
 DEFAULT_TIMEOUT = 1800.0
 
@@ -72,7 +72,11 @@ def _join(timeout: float) -> None:
     # Numbers on the CPU (checkpoints, counts) travel by gloo also where the embeddings travel by nccl.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        # torchrun keeps its notes over a restart, and gloo would call the processes that are gone.
+        store = dist.PrefixStore(f"millionway/{times_restarted()}", store)
+        store.set_timeout(timedelta(seconds=timeout))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
         _joined_here = True
     except (dist.DistError, ValueError) as error:
         rank, size = os.environ.get("RANK", "?"), world_size()
