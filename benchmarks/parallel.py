@@ -155,7 +155,7 @@ def on_rank(sides: list[str], num: int, turns: int, threads: int) -> None:
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(turns + 1):
         for side, step in steps.items():
-            collectives.wait_for_all(group)
+            collectives.tell_everybody(group, None)
             started = time.perf_counter()
             step()
             took = max(collectives.tell_everybody(group, time.perf_counter() - started))

@@ -41,7 +41,7 @@ def hosts() -> Iterator[tuple[str, str]]:
 
 def start(host: str, number: int, data: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     launcher = ("--nnodes=2", f"--node-rank={number}", f"--master-addr={ADDRESSES[0]}", "--master-port=29517")
-    arguments = ["--data", str(data), "--out", str(out), *SETTINGS, "--save-every", "2", "--timeout", "6", *more]
+    arguments = ["--data", str(data), "--out", str(out), *SETTINGS, "--timeout", "6", *more]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": f"{host}v", "TORCH_GLOO_LAZY_INIT": "0"}
     return subprocess.Popen(
         ["ip", "netns", "exec", host, *command(1, *arguments, launcher=launcher)],
@@ -57,6 +57,8 @@ def end(processes: list[subprocess.Popen[str]], out: Path) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
     for pid in ranks_of(out):
         os.kill(pid, signal.SIGKILL)
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 SETTINGS = ["--batch-size", "24", "--epochs", "3", "--warmup-epochs", "1", "--image-size", "16", "--log-every", "1"]
 SETTINGS += ["--device", "cpu", "--threads", "1", "--eval-every", "3", "--dim", "16", "--hardest", "3"]
+SETTINGS += ["--save-every", "2"]
 SETTINGS += ["--row-norm", "1"]  # short rows would move far and make much of rounding
 
 
@@ -66,7 +67,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, digit_folder: Path) ->
 def begun(size: int, data: Path, out: Path, *more: str, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
     """A run of its own process group, past its checkpoint of step 4."""
     launcher = ("--standalone", f"--max-restarts={restarts}", "--monitor-interval=0.2")
-    arguments = ["--data", str(data), "--out", str(out), *SETTINGS, "--save-every", "2", *more]
+    arguments = ["--data", str(data), "--out", str(out), *SETTINGS, *more]
     process = subprocess.Popen(
         command(size, *arguments, launcher=launcher), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -80,6 +81,8 @@ def begun(size: int, data: Path, out: Path, *more: str, restarts: int = 0) -> It
         for pid in ranks_of(out):
             os.kill(pid, signal.SIGKILL)
         process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
 def wait_until(happened: Callable[[], bool]) -> None:

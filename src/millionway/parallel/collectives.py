@@ -1,9 +1,7 @@
 """What the ranks tell each other. In a group of one, everything is its own answer."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -107,33 +105,6 @@ def all_or_none(group: Group, work: Callable[[], Result]) -> Result:
 def any_rank(group: Group, own: bool) -> bool:
     """Whether it is so on one of the ranks."""
     return own if group.size == 1 else bool(largest(group, torch.tensor([own], dtype=torch.int32)))
-
-
-def show_life(group: Group, step: int) -> None:
-    """Leave word of where we are, for those who may wait for us in vain."""
-    if group.size > 1:
-        _store().set(f"millionway/{group.rank}", f"{step} {time.time():.0f}")
-
-
-def silent_ranks(group: Group) -> str:
-    """Who is behind, or was not heard of for longest, in words."""
-    seen: dict[int, tuple[int, int]] = {}
-    for rank in range(group.size):
-        with suppress(Exception):  # the machine that keeps the notes may be the one that is gone
-            if _store().check([key := f"millionway/{rank}"]):
-                step, at = _store().get(key).decode().split()
-                seen[rank] = int(step), int(at)
-    behind = [rank for rank in seen if seen[rank] == min(seen.values())]
-    if not behind or len(behind) == group.size:
-        return ""
-    return ", ".join(
-        f"rank {rank} was last heard of at step {seen[rank][0]}, {max(0, time.time() - seen[rank][1]):.0f} s ago"
-        for rank in behind
-    )
-
-
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()
 
 
 def ring(group: Group, num_instances: int, *own: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:

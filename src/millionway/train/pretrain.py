@@ -30,9 +30,10 @@ from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.encoder_file import save_encoder
 from millionway.model.prior import write_prior
-from millionway.parallel.collectives import all_or_none, any_rank, gather, show_life, silent_ranks
+from millionway.parallel.collectives import all_or_none, any_rank, gather
 from millionway.parallel.group import Group, leave
 from millionway.parallel.launcher import local_rank
+from millionway.parallel.signs_of_life import SignsOfLife
 from millionway.parallel.sync_bn import average_statistics
 from millionway.train import checkpoint
 from millionway.train.metrics import Metrics, peak_memory_bytes
@@ -154,6 +155,7 @@ class _Run:
         self.metrics = Metrics(self.run, self.state.step if resumed else -1) if self.group.is_first else None
         running = self.config.running
         self.saver = checkpoint.Saver(self.checkpoints, self.fingerprint, running.keep, self.group, running.timeout)
+        self.signs = SignsOfLife(self.group, running.timeout)
         with Interrupt() as self.interrupt:
             try:
                 if not resumed:
@@ -176,6 +178,7 @@ class _Run:
                 raise
             finally:
                 self.saver.close()
+                self.signs.close()
                 if self.metrics is not None:
                     self.metrics.close()
                 self.dataset.store.close()
@@ -285,7 +288,7 @@ class _Run:
         if state.hardest is not None and state.step % self.steps_per_epoch == 0:
             earlier = state.hardest if state.step else None
             state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
-        show_life(self.group, state.step + 1)
+        self.signs.step = state.step + 1
         seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
         torch.manual_seed(seed >> 1)  # for encoders with dropout
         assert training.lr is not None
@@ -334,7 +337,7 @@ class _Run:
     def _lost_contact(self, error: Exception) -> str:
         """Another rank stopped, hangs or cannot be reached."""
         reason = str(error).splitlines()[0]
-        silent = silent_ranks(self.group)
+        silent = self.signs.silent_ranks()
         return (
             f"rank {self.group.rank} stopped at step {self.state.step + 1} because of another one: "
             f"{silent or 'see their messages'} ({reason}). Go on with: {self._resume_command()}"
