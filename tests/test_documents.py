@@ -80,7 +80,7 @@ ALLOWED = {
     "data": {"data", "randomness", "files", "names"},
     "parallel": {"parallel"},
     "model": {"model", "parallel", "randomness", "files", "names"},
-    "evaluation": {"evaluation", "model", "data", "randomness", "files", "names"},
+    "evaluation": {"evaluation", "model", "data", "parallel", "randomness", "files", "names"},
     "train": {
         *("train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"),
         *("console", "environment"),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millionway.parallel.group import Group
 from millionway.parallel.layout import local_range
 from millionway.parallel.shards import load_shards, save_shards
 from millionway.train.checkpoint import is_full_disk
@@ -28,7 +29,7 @@ def test_a_write_that_fails_says_why(tmp_path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(OSError, match="too large") as caught:
-            save_shards({"rows": torch.zeros(1 << 20)}, tmp_path / "classifier")
+            save_shards({"rows": torch.zeros(1 << 20)}, tmp_path / "classifier", Group(), 1 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
@@ -37,7 +38,7 @@ def test_a_write_that_fails_says_why(tmp_path) -> None:
 
 def test_shards_come_back(tmp_path) -> None:
     saved = {"rows": torch.randn(7, 3), "hardest": torch.randint(7, (7, 2), dtype=torch.int32)}
-    save_shards(saved, tmp_path / "classifier")
+    save_shards(saved, tmp_path / "classifier", Group(), 7)
     loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
-    load_shards(loaded, tmp_path / "classifier")
+    load_shards(loaded, tmp_path / "classifier", Group(), 7)
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)

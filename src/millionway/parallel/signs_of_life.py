@@ -26,17 +26,25 @@ class SignsOfLife:
                 _store().set(f"alive/{self.group.rank}", f"{self.step} {time.time()}")
                 self.ended.wait(self.interval)
 
+    def _read_words(self, seen: dict[int, tuple[int, float]]) -> None:
+        with suppress(Exception):
+            for rank in range(self.group.size):
+                if _store().check([f"alive/{rank}"]):
+                    step, at = _store().get(f"alive/{rank}").decode().split()
+                    seen[rank] = int(step), time.time() - float(at)
+
     def close(self) -> None:
         self.ended.set()
 
     def silent_ranks(self) -> str:
         """Whose words are old, or else who is behind, in words; empty if nobody is, or nothing is known."""
         seen: dict[int, tuple[int, float]] = {}
-        for rank in range(self.group.size):
-            with suppress(Exception):
-                if _store().check([f"alive/{rank}"]):
-                    step, at = _store().get(f"alive/{rank}").decode().split()
-                    seen[rank] = int(step), time.time() - float(at)
+        # In a thread, because words kept behind a cut cable never come.
+        reader = threading.Thread(target=self._read_words, args=(seen,), daemon=True)
+        reader.start()
+        reader.join(self.interval)
+        if reader.is_alive():
+            return "the machine of rank 0 does not answer"
         silent = [rank for rank in seen if seen[rank][1] > 2.5 * self.interval]
         if not silent and seen:
             first = max(step for step, _ in seen.values())
