@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from millionway.parallel.launcher import local_rank, times_restarted, world_size
@@ -46,7 +48,7 @@ class Group:
             return network
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
-        return DistributedDataParallel(network, **{name: False})
+        return DistributedDataParallel(network, **{name: False})  # pyright: ignore[reportArgumentType]
 
     @property
     def is_first(self) -> bool:
@@ -72,9 +74,9 @@ def _join(timeout: float) -> None:
     # Numbers on the CPU (checkpoints, counts) travel by gloo also where the embeddings travel by nccl.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
         # torchrun keeps its notes over a restart, and gloo would call the processes that are gone.
-        store = dist.PrefixStore(f"millionway/{times_restarted()}", store)
+        store = PrefixStore(f"millionway/{times_restarted()}", store)
         store.set_timeout(timedelta(seconds=timeout))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
         _joined_here = True
