@@ -44,7 +44,7 @@ bench-classifier: $(READY)
 	$(BIN)/python benchmarks/classifier.py hardest --instances 131072
 
 bench-memory: $(READY)
-	$(BIN)/python benchmarks/max_classes.py search --limit-gib 2
+	$(BIN)/python benchmarks/max_classes.py search --limit-gib 1.5
 	$(BIN)/python benchmarks/max_classes.py step --instances 14200000 --smoothed
 	$(BIN)/python benchmarks/max_classes.py step --instances 30000000 --storage bfloat16
 

@@ -1,0 +1,86 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from millionway.model.classifier import InstanceClassifier
+from millionway.train.step import Network, train_step
+
+
+def network(bn: bool) -> Network:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6) if bn else nn.Identity(), nn.ReLU(), nn.Dropout(0.3)]
+    encoder = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Network(encoder, nn.Linear(6, 8))  # pyright: ignore[reportArgumentType]
+
+
+def step(model: Network, views_at_once: int | None, views: torch.Tensor) -> tuple[Network, InstanceClassifier, float]:
+    model = copy.deepcopy(model)
+    classifier = InstanceClassifier(20, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, 0.9)
+    torch.manual_seed(5)
+    result = train_step(
+        model,
+        classifier,
+        optimizer,
+        views,
+        torch.arange(6).repeat(2),
+        None,
+        alpha=0.0,
+        lr=0.5,
+        row_lr=0.5,
+        momentum=0.9,
+        weight_decay=1e-4,
+        views_at_once=views_at_once,
+    )
+    return model, classifier, float(result.loss)
+
+
+def test_micro_batches_are_the_whole_batch_where_there_is_no_bn() -> None:
+    model, views = network(bn=False), torch.randn(12, 3, 8, 8)
+    model.encoder[3] = nn.Identity()  # pyright: ignore[reportIndexIssue]
+    whole, rows, loss = step(model, None, views)
+    for views_at_once in (1, 5, 12):
+        parts, part_rows, part_loss = step(model, views_at_once, views)
+        assert part_loss == pytest.approx(loss, rel=1e-6)
+        assert torch.allclose(rows.weight, part_rows.weight, atol=1e-6)
+        for a, b in zip(whole.parameters(), parts.parameters()):
+            assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_micro_batches_move_bn_statistics_once() -> None:
+    model, views = network(bn=True), torch.randn(12, 3, 8, 8)
+    parts, _, _ = step(model, 4, views)
+    expected = copy.deepcopy(model)
+    for part in views.split(4):
+        expected(part)
+    for name, buffer in expected.named_buffers():
+        assert torch.equal(buffer, dict(parts.named_buffers())[name]), name
+
+
+def test_dropout_does_the_same_both_times() -> None:
+    """With it, the gradient belongs to the embeddings that the classifier saw: one part is the whole batch."""
+    model, views = network(bn=False), torch.randn(12, 3, 8, 8)
+    seen: list[torch.Tensor] = []
+    watched = copy.deepcopy(model)
+    watched.head.register_forward_hook(lambda module, inputs, output: seen.append(output.detach().clone()))
+    classifier = InstanceClassifier(20, 8)
+    optimizer = torch.optim.SGD(watched.parameters(), 0.0)
+    train_step(
+        watched,
+        classifier,
+        optimizer,
+        views,
+        torch.arange(6).repeat(2),
+        None,
+        alpha=0.0,
+        lr=0.0,
+        row_lr=0.0,
+        momentum=0.0,
+        weight_decay=0.0,
+        views_at_once=4,
+    )
+    assert len(seen) == 6
+    for first, second in zip(seen[:3], seen[3:]):
+        assert torch.equal(first, second)
