@@ -68,28 +68,25 @@ def ours(num: int, keep_bytes: int, table: torch.Tensor) -> Callable[[], None]:
 
 
 def bound(num: int) -> Callable[[], None]:
-    block = softmax.rows_per_block(BATCH, torch.device("cpu"))
-    rows, x = F.normalize(torch.randn(num, DIM)), F.normalize(batch_of(num)[0])
-    starts = range(0, num, block)
-    kept = [torch.empty(min(block, num - start), BATCH) for start in starts]
-    blocks = list(zip(kept, rows.split(block)))
-    size = -(-len(blocks) // softmax.SHARES)
-    shares = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+    x = F.normalize(batch_of(num)[0])
+    block = softmax.rows_per_block(BATCH, x.device)
+    rows = softmax.Rows(F.normalize(torch.randn(num, DIM)), torch.ones(num, 1), block)
+    kept = [torch.empty(len(each), BATCH) for each in rows.blocks()]
 
-    def first(share: list) -> None:
+    def first(share: list[softmax.Block]) -> None:
         o = torch.zeros(BATCH, DIM)
-        for e, w in share:
-            torch.mm(w, x.T, out=e)
-            o.addmm_(e.T, w)
+        for each in share:
+            torch.mm(each.weight, x.T, out=kept[each.number])
+            o.addmm_(kept[each.number].T, each.weight)
 
-    def second(share: list) -> None:
+    def second(share: list[softmax.Block]) -> None:
         gradient = torch.empty(block, DIM)
-        for e, _ in share:
-            torch.mm(e, x, out=gradient[: len(e)])
+        for each in share:
+            torch.mm(kept[each.number], x, out=gradient[: len(each)])
 
     def step() -> None:
-        workers.on_each(first, shares, x.device)
-        workers.on_each(second, shares, x.device)
+        workers.on_each(first, rows.shares(), x.device)
+        workers.on_each(second, rows.shares(), x.device)
 
     return step
 

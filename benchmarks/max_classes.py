@@ -11,11 +11,13 @@ fit fails. Exponentials are computed again, not kept.
 """
 
 import argparse
+import functools
 import json
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -56,39 +58,41 @@ def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_st
     return {"num_instances": num, "seconds": seconds, "peak_rss_bytes": memory_status("VmHWM")}
 
 
-def did_not_fit(errors: str) -> bool:
-    """Whether it was the limit that ended a process, and not a mistake."""
-    return any(word in errors.lower() for word in ("memory", "thread creation failed", "bad_alloc"))
-
-
-def fits(num: int, limit: int, flags: list[str]) -> dict | None:
-    """The trial's result, or None if it did not fit."""
-    command = [sys.executable, __file__, "trial", "--instances", str(num), "--steps", "1", *flags]
+def run_within(limit: int | None, command: list[str]) -> str | None:
+    """What the command prints, or None if it did not fit into the limit on data."""
 
     def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     run = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
     if run.returncode == 0:
-        return json.loads(run.stdout)
-    assert did_not_fit(run.stderr), run.stderr[-2000:]
+        return run.stdout
+    # It must have been the limit that ended it, and not a mistake.
+    words = ("memory", "thread creation failed", "bad_alloc")
+    assert limit is not None and any(word in run.stderr.lower() for word in words), run.stderr[-3000:]
     return None
 
 
-def largest(limit: int, flags: list[str]) -> dict:
-    """By doubling and halving, to 5 %."""
-    low, high = 0, 0
+def largest(result_of: Callable[[int], dict | None], first: int) -> tuple[int, dict]:
+    """The largest number that fits, and its result: by doubling and halving, to 5 %."""
+    low, high, num = 0, 0, first
     best: dict = {}
-    num = 1 << 16
     while not high or high - low > 0.05 * high:
-        result = fits(num, limit, flags)
-        print(f"  {num:>12,} {'fits' if result else 'does not fit'}", file=sys.stderr, flush=True)
-        if result:
-            low, best = num, result
-        else:
+        result = result_of(num)
+        print(f"  {num:>12,} {'does not fit' if result is None else 'fits'}", file=sys.stderr, flush=True)
+        if result is None:
             high = num
+        else:
+            low, best = num, result
         num = (low + high) // 2 if high else 2 * num
-    return best
+    return low, best
+
+
+def trial(num: int, limit: int, flags: list[str]) -> dict | None:
+    command = [sys.executable, __file__, "trial", "--instances", str(num), "--steps", "1", *flags]
+    printed = run_within(limit, command)
+    return None if printed is None else json.loads(printed)
 
 
 def table() -> str:
@@ -136,7 +140,8 @@ def main() -> None:
         sides = {}
         for name, flags in SIDES.items():
             print(name, file=sys.stderr)
-            sides[name] = largest(int(chosen.limit_gib * GIB), flags)
+            limit = int(chosen.limit_gib * GIB)
+            _, sides[name] = largest(functools.partial(trial, limit=limit, flags=flags), 1 << 16)
         about |= {"limit_gib": chosen.limit_gib, "sides": sides}
         path = RESULTS / f"max_classes_within_{chosen.limit_gib:g}_gib.json"
         path.write_text(json.dumps(about, indent=2) + "\n")

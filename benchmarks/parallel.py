@@ -14,11 +14,10 @@ the slowest rank's. Memory is the peak of a rank above that of the same process 
 """
 
 import argparse
+import functools
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from classifier import RESULTS, memory_status, table_of  # beside this file
-from max_classes import did_not_fit
+from max_classes import largest, run_within
 from presets import write_between_marks
 
 from millionway.config import IMAGENET_MEAN, IMAGENET_STD
@@ -175,16 +174,8 @@ def launch(ranks: int, sides: list[str], num: int, turns: int, limit: int | None
     threads = max(1, num_cores() // ranks)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
     command += ["rank", "--instances", str(num), "--turns", str(turns), "--threads", str(threads), "--sides", *sides]
-
-    def limited() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-    run = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
-    if run.returncode == 0:
-        return json.loads(run.stdout.splitlines()[-1])
-    assert limit is not None and did_not_fit(run.stderr), run.stderr[-3000:]
-    return None
+    printed = run_within(limit, command)
+    return None if printed is None else json.loads(printed.splitlines()[-1])
 
 
 def fully(ranks: int, sides: list[str], num: int, turns: int) -> dict:
@@ -217,17 +208,6 @@ def alone_at(num: int, turns: int) -> dict:
             seconds[str(ranks)] += fully(ranks, ["rows"], num, turns)["seconds"]["rows"]
     ratio = statistics.median(seconds["2"]) / statistics.median(seconds["1"])
     return {"num_instances": num, "seconds": seconds, "classifier step, 2 ranks / 1 rank": ratio}
-
-
-def largest(ranks: int, side: str, limit: int) -> int:
-    """By doubling and halving, to 4 %."""
-    low, high, num = 0, 0, 1 << 15
-    while not high or high - low > 0.04 * high:
-        fits = launch(ranks, [side], num, 1, limit) is not None
-        print(f"  {side} within {limit / GIB:g} GiB: {num:,} {'fits' if fits else 'does not fit'}", file=sys.stderr)
-        low, high = (num, high) if fits else (low, num)
-        num = (low + high) // 2 if high else 2 * num
-    return low
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
@@ -312,8 +292,11 @@ def main() -> None:
     elif chosen.part == "largest":
         pairs = {}
         for limit in chosen.limits_gib:
-            sides = ("replicated", "hybrid")
-            pairs[f"{limit:g}"] = {side: largest(chosen.ranks, side, int(limit * GIB)) for side in sides}
+            pairs[f"{limit:g}"] = {}
+            for side in ("replicated", "hybrid"):
+                print(f"{side} within {limit:g} GiB", file=sys.stderr)
+                result_of = functools.partial(launch, chosen.ranks, [side], turns=1, limit=int(limit * GIB))
+                pairs[f"{limit:g}"][side], _ = largest(result_of, 1 << 15)
         result, name = {"ranks": chosen.ranks, "largest": pairs}, f"largest_{chosen.ranks}"
     if chosen.part != "table":
         (RESULTS / f"parallel_{name}.json").write_text(json.dumps({**result, **environment}, indent=2) + "\n")

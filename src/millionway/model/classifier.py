@@ -27,7 +27,7 @@ from millionway.model.softmax import unit
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
 from millionway.parallel.launcher import local_size
-from millionway.parallel.layout import local_range
+from millionway.parallel.layout import find_places, local_range
 
 log = logging.getLogger("millionway")
 
@@ -163,7 +163,7 @@ class InstanceClassifier(nn.Module):
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             unit_x, inverse_norm_x = unit(x)
             rows, classes, places = self._rows(ids, targets, len(x))
-            pairs = softmax.Pairs.build(places, 0, len(rows), rows.block)
+            pairs = softmax.Pairs.build(places, len(rows), rows.block)
             shift = target_shift = None
             if tau < softmax.NO_SHIFT_ABOVE:
                 shift, target_shift = collectives.largest(group, softmax.largest_logits(unit_x, rows, pairs, tau))
@@ -277,8 +277,9 @@ class InstanceClassifier(nn.Module):
     @torch.no_grad()
     def set_rows(self, instance_ids: Int[Tensor, " n"], rows: Float[Tensor, "n dim"]) -> None:
         """Write rows as they are: those of the given classes that live here. No other rank is needed for it."""
+        self._check_form(rows, instance_ids)
         vectors = self._checked(rows, instance_ids)
-        places, here = self._places_here(instance_ids)
+        places, here = find_places(instance_ids, *self.local_range)
         self.weight[places[here]] = vectors[here].to(self.weight.dtype)
 
     def _gathered(self, embeddings: Tensor, instance_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -289,15 +290,9 @@ class InstanceClassifier(nn.Module):
         )
         return self._checked(*parts), parts[1]
 
-    def _places_here(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where these classes are among our rows, and whether they are here at all (if not, the place is any)."""
-        start, stop = self.local_range
-        here = (ids >= start) & (ids < stop)
-        return (ids - start).clamp(0, max(0, stop - start - 1)), here
-
     def _dead_here(self, ids: Tensor) -> Int[Tensor, " dead"]:
         """Which of these classes have a dead row here."""
-        places, here = self._places_here(ids)
+        places, here = find_places(ids, *self.local_range)
         if len(self.alive) == 0:
             return ids[:0]
         return (here & ~self.alive[places]).nonzero()[:, 0]
@@ -309,7 +304,7 @@ class InstanceClassifier(nn.Module):
             raise ValueError(f"instance {int(dead[0])} of the batch is not alive")
 
     def _own_cosines(self, unit_x: Tensor, ids: Tensor, rows: softmax.Rows) -> Float[Tensor, " batch"]:
-        places, here = self._places_here(ids)
+        places, here = find_places(ids, *self.local_range)
         cosines = unit_x.new_zeros(len(ids))
         mine = here.nonzero()[:, 0]
         own_rows = rows.weight[places[mine]].to(unit_x.dtype) * rows.inverse_norm[places[mine]]
@@ -330,8 +325,7 @@ class InstanceClassifier(nn.Module):
             )
 
     def _checked(self, vectors: Tensor, instance_ids: Tensor) -> Tensor:
-        """The vectors, detached, in the dtype of the arithmetic; a ValueError names what is wrong with them."""
-        self._check_form(vectors, instance_ids)
+        """The vectors, detached, in the dtype of the arithmetic; a ValueError names a value that is wrong."""
         self._check_ids(instance_ids, "instance ids")
         finite = torch.isfinite(vectors).all(dim=1)
         if not bool(finite.all()):
@@ -367,7 +361,7 @@ class InstanceClassifier(nn.Module):
         k = hardest.shape[1]
         shares = torch.full((k + 1,), alpha / k, dtype=self.compute_dtype, device=self.weight.device)
         shares[0] = 1 - alpha
-        places, here = self._places_here(instance_ids)
+        places, here = find_places(instance_ids, *self.local_range)
         others = torch.zeros(len(own), k, dtype=torch.int32, device=own.device)
         others[here] = hardest[places[here]].to(torch.int32)
         others = collectives.add_up(self.group, others).to(torch.int64)  # each row comes from the rank that owns it

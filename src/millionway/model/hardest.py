@@ -24,9 +24,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from millionway.model import workers
+from millionway.model.softmax import TINY_NORM
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
-from millionway.parallel.layout import local_range
+from millionway.parallel.layout import find_places, local_range
 
 BLOCK_ROWS = {"cpu": 1024}  # 4 MiB of cosines for each core; a GPU wants larger products
 BLOCK_ROWS_ELSEWHERE = 8192
@@ -36,7 +37,6 @@ MARGIN = 1e-5  # what is nearer to the K-th than this is told apart in float64
 SAMPLE_ROWS = 4096
 MAX_CANDIDATE_BYTES = 1 << 31  # beyond it the rows are searched in several panels, and blocks between them twice
 NO_BOUND = -2.0
-TINY_NORM = 1e-12
 
 
 @dataclass
@@ -51,10 +51,7 @@ class _Shard:
         return F.normalize(self.rows.float(), eps=TINY_NORM)
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where these classes are among the rows, and whether they are here at all (if not, the place is any)."""
-        places = ids.long() - self.first_id
-        here = (places >= 0) & (places < len(self.rows))
-        return places.clamp(0, max(0, len(self.rows) - 1)), here
+        return find_places(ids, self.first_id, self.first_id + len(self.rows))
 
 
 def top_k(

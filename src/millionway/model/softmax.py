@@ -71,15 +71,15 @@ class Pairs:
     """pairs of block b are bounds[b] : bounds[b + 1]"""
 
     @staticmethod
-    def build(targets: Int[Tensor, "batch targets"], start: int, stop: int, block: int) -> "Pairs":
-        """Those with start <= class < stop, for blocks of this many rows."""
-        classes, places = targets.flatten().sort(stable=True)
-        edges = torch.arange(start, stop + block, block, device=targets.device).clamp(max=stop)
-        bounds = torch.searchsorted(classes, edges).tolist()  # the one host sync, before the loop
+    def build(targets: Int[Tensor, "batch targets"], num_rows: int, block: int) -> "Pairs":
+        """targets: as places among the rows, of which some may be elsewhere; for blocks of this many rows."""
+        rows, places = targets.flatten().sort(stable=True)
+        edges = torch.arange(0, num_rows + block, block, device=targets.device).clamp(max=num_rows)
+        bounds = torch.searchsorted(rows, edges).tolist()  # the one host sync, before the loop
         here = slice(bounds[0], bounds[-1])
-        places, classes = places[here], classes[here] - start
+        places, rows = places[here], rows[here]
         samples = places // targets.shape[1]
-        return Pairs(places, samples, classes % block * len(targets) + samples, [bound - bounds[0] for bound in bounds])
+        return Pairs(places, samples, rows % block * len(targets) + samples, [bound - bounds[0] for bound in bounds])
 
     def of_block(self, number: int) -> tuple[slice, Tensor]:
         here = slice(self.bounds[number], self.bounds[number + 1])

@@ -44,9 +44,7 @@ def gather_uneven(group: Group, own: Tensor) -> Tensor:
     if group.size == 1:
         return own
     lengths = gather(group, torch.tensor([len(own)], device=own.device)).tolist()
-    padded = own.new_zeros(max(lengths), *own.shape[1:])
-    padded[: len(own)] = own
-    parts = gather(group, padded).split(max(lengths)) if max(lengths) else [own]
+    parts = gather(group, _padded(own, max(lengths))).split(max(lengths)) if max(lengths) else [own]
     return torch.cat([part[:length] for part, length in zip(parts, lengths)])
 
 
@@ -102,6 +100,11 @@ def all_or_none(group: Group, work: Callable[[], Result]) -> Result:
     return result
 
 
+def first_alone(group: Group, work: Callable[[], Result]) -> Result | None:
+    """`all_or_none` for what only the first rank does; None on the others."""
+    return all_or_none(group, work if group.is_first else lambda: None)
+
+
 def any_rank(group: Group, own: bool) -> bool:
     """Whether it is so on one of the ranks."""
     return own if group.size == 1 else bool(largest(group, torch.tensor([own], dtype=torch.int32)))
@@ -137,7 +140,7 @@ def ring(group: Group, num_instances: int, *own: Tensor) -> Iterator[tuple[int, 
 
 
 def _padded(rows: Tensor, length: int) -> Tensor:
-    padded = rows.new_zeros(length, rows.shape[1])
+    padded = rows.new_zeros(length, *rows.shape[1:])
     padded[: len(rows)] = rows
     return padded
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from millionway.environment import free_memory_bytes
 from millionway.files import sync, write_whole
 from millionway.model.classifier import InstanceClassifier
-from millionway.parallel.collectives import all_or_none, any_rank, tell_everybody
+from millionway.parallel.collectives import all_or_none, any_rank, first_alone, tell_everybody
 from millionway.parallel.group import Group
 from millionway.parallel.launcher import local_size
 from millionway.parallel.shards import load_shards, save_shards
@@ -121,13 +121,13 @@ def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, 
     """All ranks together: each writes its rows, the first one the rest."""
     final = checkpoints / f"step_{snapshot.step:08d}"
     aside = checkpoints / f".{final.name}.tmp"
-    there = all_or_none(group, lambda: group.is_first and final.exists() and not find_damage(final))
-    if any_rank(group, there):
+    there = first_alone(group, lambda: final.exists() and not find_damage(final))
+    if any_rank(group, bool(there)):
         return final
     try:
-        all_or_none(group, lambda: _begin(aside, snapshot) if group.is_first else None)
+        first_alone(group, lambda: _begin(aside, snapshot))
         save_shards(snapshot.classifier, aside / "classifier", group, snapshot.num_instances)
-        all_or_none(group, lambda: _finish(aside, final, snapshot.step, fingerprint, keep) if group.is_first else None)
+        first_alone(group, lambda: _finish(aside, final, snapshot.step, fingerprint, keep))
     except BaseException:
         if group.is_first:
             shutil.rmtree(aside, ignore_errors=True)
@@ -167,7 +167,7 @@ def complete(checkpoints: Path) -> list[Path]:
 def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
     """Fill the state from the newest checkpoint that is whole; say which were passed over. False if there is none."""
     group = state.classifier.group
-    newest = all_or_none(group, lambda: _newest(checkpoints, fingerprint) if group.is_first else None)
+    newest = first_alone(group, lambda: _newest(checkpoints, fingerprint))
     folder = tell_everybody(group, newest)[0]
     if folder is None:
         return False

@@ -1,6 +1,7 @@
 """A run, top to bottom: images in, run folder out."""
 
 import logging
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.encoder_file import save_encoder
 from millionway.model.prior import write_prior
-from millionway.parallel.collectives import all_or_none, any_rank, gather
+from millionway.parallel.collectives import all_or_none, any_rank, first_alone, gather
 from millionway.parallel.group import Group, leave
 from millionway.parallel.launcher import local_rank
 from millionway.parallel.signs_of_life import SignsOfLife
@@ -84,7 +85,7 @@ def pretrain(config: Pretrain) -> Path:
                 stack.enter_context(new_run_folder(run))
             stack.enter_context(sole_user(run))
 
-        all_or_none(group, enter if group.is_first else lambda: None)
+        first_alone(group, enter)
         stack.enter_context(messages(run / "train.log" if group.is_first else None))
         torch.set_num_threads(config.running.threads or own_cores())
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
@@ -94,9 +95,7 @@ def pretrain(config: Pretrain) -> Path:
         resolved = resolve(config, dataset, device, group)
         state, spec = build(resolved, dataset, device, group)
         if not config.resume:
-            all_or_none(
-                group, lambda: write_run_files(run, config, resolved, dataset, device) if group.is_first else None
-            )
+            first_alone(group, lambda: write_run_files(run, config, resolved, dataset, device))
         return _Run(resolved, run, dataset, device, state, spec, group).go()
 
 
@@ -124,7 +123,7 @@ def _open_images(config: Pretrain, device: torch.device, group: Group, manifest:
             raise ValueError(f"{manifest} is not there: all machines must see the same folder as --out")
         return open_by(manifest)
 
-    dataset = all_or_none(group, first if group.is_first else lambda: None)
+    dataset = first_alone(group, first)
     return all_or_none(group, lambda: dataset or another())
 
 
@@ -167,7 +166,7 @@ class _Run:
                     self._save()
                 self._train()
                 self.saver.wait()
-                all_or_none(self.group, self._write_neighbors if self.group.is_first else lambda: None)
+                first_alone(self.group, self._write_neighbors)
             except TooManyUnreadable as error:
                 raise RunStopped(f"{error}. Repair that, then: {self._resume_command()}") from None
             except (OSError, RuntimeError, SafetensorError) as error:
@@ -247,9 +246,10 @@ class _Run:
                 for views, instance_ids in self._batches(state.step):
                     result = self._step(views, instance_ids)
                     is_last = state.step == self.num_steps
-                    stopping = self.interrupt.asked if self.group.size == 1 else False
+                    # Ranks stop together, and ask each other only where a line is logged.
+                    may_stop = self.group.size == 1 or result.ranks is not None
+                    stopping = may_stop and any_rank(self.group, self.interrupt.asked)
                     if result.ranks is not None:
-                        stopping = any_rank(self.group, self.interrupt.asked)  # all or none, so not at every step
                         loss, top1, speed = self._log_step(float(result.loss), result.ranks)
                         progress.update(task, loss=f"{loss:.3f}", top1=f"{top1:.1%}", speed=f"{speed:,.0f}")
                     progress.update(task, completed=state.step)
@@ -336,7 +336,7 @@ class _Run:
 
     def _lost_contact(self, error: Exception) -> str:
         """Another rank stopped, hangs or cannot be reached."""
-        reason = str(error).splitlines()[0]
+        reason = re.sub(r"^\[[^]]*\] *", "", str(error).splitlines()[0])  # without the line of the library's source
         silent = self.signs.silent_ranks()
         return (
             f"rank {self.group.rank} stopped at step {self.state.step + 1} because of another one: "
