@@ -68,8 +68,8 @@ def run_within(limit: int | None, command: list[str]) -> str | None:
     run = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True)
     if run.returncode == 0:
         return run.stdout
-    # It must have been the limit that ended it, and not a mistake.
-    words = ("memory", "thread creation failed", "bad_alloc")
+    # It must have been the limit that ended it, and not a mistake. A library's own thread without memory just crashes.
+    words = ("memory", "thread creation failed", "bad_alloc", "sigsegv")
     assert limit is not None and any(word in run.stderr.lower() for word in words), run.stderr[-3000:]
     return None
 

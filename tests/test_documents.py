@@ -85,6 +85,10 @@ ALLOWED = {
         *("train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"),
         *("console", "environment"),
     },
+    "studies": {
+        *("studies", "train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"),
+        *("console", "environment", "names"),
+    },
     "reporting": {"reporting", "files"},
     "exporting": {"exporting", "model", "files"},
     "config": {"names"},

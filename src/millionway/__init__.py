@@ -5,6 +5,7 @@ The verbs of the command line as functions. What they need is imported when they
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from millionway.model.encoder import Encoder
 
 __version__ = "0.1.0"
-__all__ = ["demo", "embed", "evaluate", "export", "index", "load_encoder", "plan", "pretrain", "report"]
+__all__ = ["demo", "embed", "evaluate", "export", "index", "load_encoder", "plan", "pretrain", "report", "study"]
 
 
 def pretrain(
@@ -92,9 +93,10 @@ def evaluate(
     from millionway.evaluation import protocols
     from millionway.train.setup import run_config
 
-    manifest = None
+    manifest = max_images = None
     if data is None:
         stored = run_config(Path(run))
+        max_images, test_data = stored.images.max_images, test_data or stored.images.test_data
         data, data_root, manifest = stored.data, data_root or stored.images.data_root, Path(run) / "manifest.arrow"
         max_unreadable = stored.images.max_unreadable if max_unreadable is None else max_unreadable
     return protocols.evaluate(
@@ -104,6 +106,7 @@ def evaluate(
         None if test_data is None else str(test_data),
         data_root=data_root,
         manifest=manifest,
+        max_images=max_images,
         max_unreadable=0.01 if max_unreadable is None else max_unreadable,
         seed=seed,
         progress=track,
@@ -229,6 +232,37 @@ def demo(out: str | Path = "runs/demo", *, seed: int = 1, epochs: int | None = N
         "pretrained": {k: trained[f"knn_{k}"] for k in (200, 20)},
     }
     return {"run": folder, "report": report(folder), "accuracies": accuracies}
+
+
+def study(
+    name: str,
+    data: str | Path | None = None,
+    out: str | Path = "",
+    preset: str | None = None,
+    *,
+    seeds: Sequence[int] = (1, 2, 3),
+    epochs: Sequence[int] = (10,),
+    jobs: int = 1,
+    **settings: Any,
+) -> Path:
+    """Run one of the paper's ablations on a data set and write NAME.json, NAME.md and NAME.svg into `out`.
+
+    Runs that `out` holds already are not run again. `settings` are those of `pretrain`, for all runs alike.
+    """
+    from millionway.config import with_settings
+    from millionway.environment import choose_device
+    from millionway.studies.study import study as run_study
+
+    if data is not None:
+        settings["data"] = str(data)
+    settings.setdefault("eval_every", 1)
+    config = with_settings(first_settings(preset, None), **settings, out=Path(out))
+    if not config.data:
+        raise ValueError("--data is missing: a folder of images, a list of files, or a named set such as digits")
+    if not str(out):
+        raise ValueError("--out is missing: the folder of the study")
+    changes = {**settings, "preset": preset}
+    return run_study(name, config, changes, tuple(seeds), tuple(epochs), jobs, choose_device(config.running.device))
 
 
 def load_encoder(path: str | Path) -> Encoder:

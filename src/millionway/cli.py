@@ -1,5 +1,6 @@
 """The verbs: parse, call one function, print."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -326,6 +327,56 @@ def demo(args: list[str]) -> None:
 
 
 @dataclass(frozen=True)
+class Study:
+    """Run one of the paper's ablations on your data: components, initialization, sampling, smoothing,
+    prior-similarity, instance-vs-semantic. Start it again to go on: finished runs are kept."""
+
+    name: tyro.conf.Positional[str]
+    """the study"""
+    out: Path
+    """folder of the study; several studies may share it, and their runs"""
+    data: config.Chosen[str] = None
+    """labelled images; by default the preset's"""
+    preset: config.Chosen[str] = None
+    """what all runs have in common; `millionway presets` lists them"""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """each setting is run with each of them"""
+    epochs: tuple[int, ...] = (10,)
+    """of a run; several for the initialization study, the others take the largest"""
+    jobs: int = 1
+    """runs at a time; the cores are divided among them"""
+    test_data: config.Chosen[str] = None
+    """other labelled images that ask; by default the data's test split, or a held-out fifth"""
+    max_images: config.Chosen[int] = None
+    """train on at most so many of the images, always the same ones; by default all"""
+    set: tuple[str, ...] = ()
+    """other settings of pretrain for all runs, such as lr=0.06 row_lr=20"""
+
+
+def study(args: list[str]) -> None:
+    """run one of the paper's ablations on your data"""
+    chosen = vars(_parse(Study, args, "study"))
+    more = dict(_assignment(text) for text in chosen.pop("set"))
+    given = {name: chosen.pop(name) for name in ("test_data", "max_images")}
+    more |= {name: value for name, value in given.items() if value is not None}
+    with _messages():
+        table = millionway.study(**chosen, **more)
+    print(table.read_text())
+    print(f"written  {table} and .json, .svg beside it")
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """("lr", 0.06) of "lr=0.06"."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set {text}: write NAME=VALUE, such as lr=0.06")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except json.JSONDecodeError:
+        return name.replace("-", "_"), value
+
+
+@dataclass(frozen=True)
 class Report:
     """Draw the page of a run, RUN/report.html, from its files."""
 
@@ -364,6 +415,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "embed": embed,
     "export": export,
     "index": index,
+    "study": study,
     "report": report,
     "presets": presets,
     "demo": demo,

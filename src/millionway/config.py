@@ -101,8 +101,12 @@ class Images:
     """subtracted from the colors (0 to 1); travels with the encoder"""
     std: tuple[float, float, float] = IMAGENET_STD
     """divides the colors after that"""
+    max_images: Chosen[int] = None
+    """train on at most so many of the images, always the same ones; by default all"""
     labels: Literal["auto", "none"] = "auto"
     """auto: names of the first folders, or those of a named set; only ever used for scoring"""
+    test_data: Chosen[str] = None
+    """other labelled images that ask in the k-NN during training; by default the data's test split, or a fifth"""
     data_root: Chosen[Path] = None
     """where named sets are stored; by default ~/.cache/millionway/data, or $MILLIONWAY_DATA"""
     manifest: Chosen[Path] = None
@@ -157,7 +161,7 @@ PATHS = frozenset({"out", "init_from", "data_root", "manifest"})
 GROUPS = ("training", "model", "classifier", "views", "images", "running")
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
-    ["data", "out", "resume", "init_from", "data_root", "manifest", "max_unreadable", "device", "threads"]
+    ["data", "test_data", "out", "resume", "init_from", "data_root", "manifest", "max_unreadable", "device", "threads"]
 ) | frozenset(["eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"])
 
 
@@ -207,7 +211,16 @@ def check(config: Pretrain) -> None:
             if get_origin(kind) is Literal and values[name] not in get_args(kind):
                 raise ValueError(f"{flag(name)} is one of {', '.join(get_args(kind))}, not {values[name]}")
     positive = "epochs batch_size lr dim temperature row_norm row_lr num_views image_size threads eval_every save_every"
-    for name in [*positive.split(), "keep", "log_every", "eval_images", "classes_per_step", "micro_batch", "timeout"]:
+    for name in [
+        *positive.split(),
+        "keep",
+        "log_every",
+        "eval_images",
+        "classes_per_step",
+        "micro_batch",
+        "timeout",
+        "max_images",
+    ]:
         if values[name] is not None and not (values[name] > 0 and math.isfinite(values[name])):
             raise ValueError(f"{flag(name)} must be positive, not {values[name]}")
     for name in ("flip", "grayscale", "blur", "max_unreadable"):

@@ -45,6 +45,33 @@ def cifar10() -> Pretrain:
     )
 
 
+def cifar10_small() -> Pretrain:
+    """CIFAR-10 without a GPU: the narrow ResNet, ten epochs."""
+    return with_settings(
+        cifar10(),
+        out=Path("runs/cifar10-small"),
+        encoder="narrow-resnet",
+        epochs=10,
+        batch_size=256,
+        lr=0.06,
+        temperature=0.1,
+        row_norm=1.0,
+        row_lr=20.0,
+    )
+
+
+def fashion_mnist_small() -> Pretrain:
+    """Fashion-MNIST without a GPU: the values of cifar10-small."""
+    return with_settings(
+        cifar10_small(),
+        data="fashion-mnist",
+        out=Path("runs/fashion-mnist-small"),
+        image_size=28,
+        mean=(0.286, 0.286, 0.286),
+        std=(0.353, 0.353, 0.353),
+    )
+
+
 def imagenet1k() -> Pretrain:
     """ImageNet-1K with the paper's values: 200 epochs as in its ablations; --epochs 1000 is its headline."""
     return with_settings(
@@ -73,6 +100,8 @@ def imagenet21k() -> Pretrain:
 PRESETS: dict[str, Callable[[], Pretrain]] = {
     "digits": digits,
     "cifar10": cifar10,
+    "cifar10-small": cifar10_small,
+    "fashion-mnist-small": fashion_mnist_small,
     "imagenet1k": imagenet1k,
     "imagenet21k": imagenet21k,
 }

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from millionway.model.classifier import InstanceClassifier
-from millionway.model.prior import write_prior
+from millionway.model.prior import PriorProgress, write_prior
 
 
 def network() -> nn.Module:
@@ -17,7 +17,7 @@ def batches(num: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def write(mode: str, row_norm: float | None = None) -> tuple[InstanceClassifier, nn.Module, float]:
     net, classifier = network(), InstanceClassifier(60, 4)
-    return classifier, net, write_prior(mode, net, classifier, batches(), row_norm)
+    return classifier, net, write_prior(mode, net, classifier, batches(), row_norm, PriorProgress())
 
 
 def test_fixed_bn_is_the_network_in_eval_mode() -> None:

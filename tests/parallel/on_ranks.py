@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import reference
 
 from millionway.model.classifier import InstanceClassifier, NotFiniteError
-from millionway.model.prior import write_prior
+from millionway.model.prior import PriorProgress, write_prior
 from millionway.parallel import collectives
 from millionway.parallel.group import Group, leave
 from millionway.parallel.shards import load_shards, save_shards
@@ -195,7 +195,9 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
             classifier = InstanceClassifier(num, 8, group=who, storage=torch.float64)
             order = torch.arange(12 * group.size)
             batches = [part_of(who, part) for part in order.split(4 * group.size)]
-            write_prior("running-bn", network, classifier, [(images[ids], ids) for ids in batches], 1.0)
+            write_prior(
+                "running-bn", network, classifier, [(images[ids], ids) for ids in batches], 1.0, PriorProgress()
+            )
             table = classifier.hardest(3)
             parallel = who.data_parallel(network)
             optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9, weight_decay=1e-4)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from millionway.data.loader import Store, open_store
 from millionway.data.manifest import Manifest, build_manifest, difference
-from millionway.data.sources import FileSource, Labels, Source, open_source
+from millionway.data.sources import Labels, Part, Source, has_test_split, open_source
 
 log = logging.getLogger("millionway")
 
@@ -48,6 +49,7 @@ def open_dataset(
     *,
     source: Source | None = None,
     test: bool = False,
+    max_images: int | None = None,
     num_threads: int = 2,
     max_unreadable: float = 0.01,
     progress: Callable[[Iterable, int, str], Iterable] | None = None,
@@ -56,7 +58,7 @@ def open_dataset(
 
     source: the data, if it is open already.
     """
-    source = source or open_source(data, data_root, test)
+    source = source or open_source(data, data_root, test, max_images)
     if manifest_path is not None:
         manifest = Manifest.load(manifest_path)
         if not set(manifest.keys) & set(source.keys):
@@ -73,6 +75,14 @@ def open_dataset(
         manifest = build_manifest(source, num_threads, progress)
     check_readable(manifest, data, max_unreadable)
     return Dataset(source, manifest, open_store(source, manifest, num_threads, max_unreadable, progress))
+
+
+def open_test(data: str, test_data: str | None, data_root: Path | None, **options: Any) -> Dataset | None:
+    """The images that ask: those given, or the data's own test split, if it has one."""
+    name = test_data or data
+    if test_data is None and not has_test_split(data):
+        return None
+    return open_dataset(name, data_root, test=has_test_split(name), **options)
 
 
 def check_readable(manifest: Manifest, data: str, max_unreadable: float) -> None:
@@ -96,7 +106,5 @@ def check_readable(manifest: Manifest, data: str, max_unreadable: float) -> None
 
 def _in_order_of(manifest: Manifest, source: Source) -> Source:
     """The same images under the manifest's numbers."""
-    assert isinstance(source, FileSource)
     place = {key: index for index, key in enumerate(source.keys)}
-    paths = [source.paths[place[key]] if key in place else "" for key in manifest.keys]
-    return FileSource(source.name, paths, list(manifest.keys), manifest.labels)
+    return Part(source, [place.get(key, -1) for key in manifest.keys], manifest.keys, manifest.labels)

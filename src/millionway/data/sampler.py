@@ -32,3 +32,9 @@ class Sampler:
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         start = step_in_epoch * self.batch_size
         return self.order(epoch)[start : start + self.batch_size]
+
+    def pass_over_all(self) -> list[Tensor]:
+        """Every instance in the order of epoch 0, in full batches: the last is filled up from the one before."""
+        order, size = self.order(0), self.batch_size
+        starts = [min(start, len(order) - size) for start in range(0, len(order), size)]
+        return [order[start : start + size] for start in starts]

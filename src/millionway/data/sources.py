@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
+from millionway import randomness
 from millionway.data.images import EXTENSIONS, UnreadableImage
 from millionway.names import suggest
 
@@ -108,11 +110,55 @@ class ArraySource:
         return np.ascontiguousarray(self.pixels[index])
 
 
-def open_source(data: str, data_root: Path | None = None, test: bool = False) -> Source:
+@dataclass
+class Part:
+    """Some images of a source, or all in another order."""
+
+    source: Source
+    places: Sequence[int]
+    """in the source; -1 for an image that is gone"""
+    keys: Sequence[str]
+    labels: Labels | None = None
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def num_bytes(self, index: int) -> int:
+        place = self.places[index]
+        return -1 if place < 0 else self.source.num_bytes(place)
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        if self.places[index] < 0:
+            raise UnreadableImage("the image is gone")
+        return self.source.read(self.places[index])
+
+
+def some_of(source: Source, num: int) -> Source:
+    """So many images of the source, the same ones each time, in its order."""
+    if num >= len(source):
+        return source
+    order = torch.randperm(len(source), generator=randomness.generator(0, "some images"))
+    places = order[:num].sort().values.numpy()
+    labels = source.labels
+    if labels is not None:
+        labels = Labels(labels.ids[places], labels.names, None if labels.is_test is None else labels.is_test[places])
+    return Part(source, places.tolist(), [source.keys[int(place)] for place in places], labels)
+
+
+def open_source(data: str, data_root: Path | None = None, test: bool = False, max_images: int | None = None) -> Source:
     """The images named by `data`: the name of a known set, a folder, or a .txt or .csv file list.
 
-    test: the test split, where the data has one of its own (see `has_test_split`).
+    test: the test split, where the data has one of its own (see `has_test_split`). max_images: at most so many of them.
     """
+    source = _open(data, data_root, test)
+    return source if max_images is None else some_of(source, max_images)
+
+
+def _open(data: str, data_root: Path | None, test: bool) -> Source:
     if is_named(data):
         return NAMED[data](data_root or default_data_root(), test)
     path = Path(data).expanduser()

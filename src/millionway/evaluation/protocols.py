@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from millionway.data.dataset import open_dataset
-from millionway.data.sources import has_test_split
+from millionway.data.dataset import open_dataset, open_test
 from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
 from millionway.evaluation.features import extract_labelled, labelled_split
@@ -41,6 +40,7 @@ def evaluate(
     *,
     data_root: Path | None = None,
     manifest: Path | None = None,
+    max_images: int | None = None,
     max_unreadable: float = 0.01,
     seed: int = 0,
     num_threads: int = 2,
@@ -53,12 +53,8 @@ def evaluate(
     started = time.monotonic()
     encoder = load_encoder(run).to(device)
     options: dict[str, Any] = {"num_threads": num_threads, "max_unreadable": max_unreadable, "progress": progress}
-    train = open_dataset(data, data_root, manifest, **options)
-    test = None
-    if test_data is not None:
-        test = open_dataset(test_data, data_root, test=has_test_split(test_data), **options)
-    elif has_test_split(data):
-        test = open_dataset(data, data_root, test=True, **options)
+    train = open_dataset(data, data_root, manifest, max_images=max_images, **options)
+    test = open_test(data, test_data, data_root, **options)
     split = labelled_split(train, test, seed)
     if split is None:
         raise ValueError(

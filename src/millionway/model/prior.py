@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,28 @@ from millionway.model.classifier import InstanceClassifier
 from millionway.parallel import collectives
 
 
+@dataclass
+class PriorProgress:
+    """How far the pass over the images has come, so that it can go on."""
+
+    batches: int = 0
+    """done"""
+    rows: int = 0
+    """written"""
+    lengths: float = 0.0
+    """their sum"""
+    untrained: dict[str, float] = field(default_factory=dict)
+    """what was measured before it began, since BN statistics move"""
+
+    @property
+    def mean_length(self) -> float:
+        return self.lengths / max(1, self.rows)
+
+
+def has_running_statistics(network: nn.Module) -> bool:
+    return bool(_bn_layers(network))
+
+
 @torch.no_grad()
 def write_prior(
     mode: str,
@@ -19,8 +42,11 @@ def write_prior(
     classifier: InstanceClassifier,
     batches: Iterable[tuple[Tensor, Tensor]],
     row_norm: float | None,
+    progress: PriorProgress,
 ) -> float:
     """Fill the rows from one pass over the images, in the order given. Returns the mean length of the rows.
+
+    batches: those that are left; `progress` counts them. Statistics of BN stay as the pass leaves them.
 
     fixed-bn: BN stays at its initial statistics. batch-bn: BN normalizes with each batch, its running statistics move.
     running-bn: BN normalizes with the running statistics as they move, which is the paper's text.
@@ -30,21 +56,21 @@ def write_prior(
     network.eval()  # dropout and the like stay off
     for layer in _bn_layers(network):
         layer.train(mode in ("batch-bn", "random"))
-    norms = []
     with running_bn(network) if mode == "running-bn" else nullcontext():
         for images, instance_ids in batches:
             # An image that fails is left out, so the ranks' parts may differ in length.
             rows = collectives.gather_uneven(classifier.group, network(images).float())
             instance_ids = collectives.gather_uneven(classifier.group, instance_ids)
-            norms.append(rows.norm(dim=1))
             if mode != "random":
                 classifier.set_rows(instance_ids, rows)
+            progress.batches += 1
+            progress.rows += len(rows)
+            progress.lengths += float(rows.norm(dim=1).sum(dtype=torch.float64))
     network.train(was_training)
-    mean_norm = float(torch.cat(norms).mean())
-    length = row_norm or (mean_norm if mode == "random" else None)
+    length = row_norm or (progress.mean_length if mode == "random" else None)
     if length is not None:
         classifier.weight.copy_(length * F.normalize(classifier.weight))
-    return row_norm or mean_norm
+    return row_norm or progress.mean_length
 
 
 @contextmanager

@@ -6,6 +6,8 @@
       state.json             counters, and size and checksum of every file
     checkpoints/last         names the newest complete one
 
+While the contrastive prior is under way the folder is called prior_00000200, by the batches done.
+
 Only safetensors and JSON are read, so a run folder from a stranger cannot run code.
 """
 
@@ -16,7 +18,7 @@ import os
 import shutil
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch import Tensor
 from millionway.environment import free_memory_bytes
 from millionway.files import sync, write_whole
 from millionway.model.classifier import InstanceClassifier
+from millionway.model.prior import PriorProgress
 from millionway.parallel.collectives import all_or_none, any_rank, first_alone, tell_everybody
 from millionway.parallel.group import Group
 from millionway.parallel.launcher import local_size
@@ -52,6 +55,8 @@ class State:
     hardest: Tensor | None
     step: int
     """steps done"""
+    prior: PriorProgress | None = None
+    """while the rows are being written, before the first step"""
 
 
 @dataclass
@@ -59,6 +64,7 @@ class _Snapshot:
     """What is written of a state: the tensors themselves, or a copy."""
 
     step: int
+    prior: dict[str, Any] | None
     model: dict[str, Tensor]
     classifier: dict[str, Tensor]
     num_instances: int
@@ -66,11 +72,17 @@ class _Snapshot:
     @staticmethod
     def of(state: State) -> "_Snapshot":
         model, rows = _model_tensors(state), _classifier_tensors(state)
-        return _Snapshot(state.step, model, rows, state.classifier.num_instances)
+        prior = None if state.prior is None else asdict(state.prior)
+        return _Snapshot(state.step, prior, model, rows, state.classifier.num_instances)
 
     def copy(self) -> "_Snapshot":
         model, rows = ({k: v.to("cpu", copy=True) for k, v in t.items()} for t in (self.model, self.classifier))
-        return _Snapshot(self.step, model, rows, self.num_instances)
+        return replace(self, model=model, classifier=rows)
+
+    @property
+    def name(self) -> str:
+        """Later ones sort after earlier ones."""
+        return f"step_{self.step:08d}" if self.prior is None else f"prior_{self.prior['batches']:08d}"
 
     @property
     def num_bytes(self) -> int:
@@ -119,7 +131,7 @@ def save(checkpoints: Path, state: State, fingerprint: str, keep: int) -> Path:
 
 def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, group: Group) -> Path:
     """All ranks together: each writes its rows, the first one the rest."""
-    final = checkpoints / f"step_{snapshot.step:08d}"
+    final = checkpoints / snapshot.name
     aside = checkpoints / f".{final.name}.tmp"
     there = first_alone(group, lambda: final.exists() and not find_damage(final))
     if any_rank(group, bool(there)):
@@ -127,7 +139,7 @@ def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, 
     try:
         first_alone(group, lambda: _begin(aside, snapshot))
         save_shards(snapshot.classifier, aside / "classifier", group, snapshot.num_instances)
-        first_alone(group, lambda: _finish(aside, final, snapshot.step, fingerprint, keep))
+        first_alone(group, lambda: _finish(aside, final, snapshot, fingerprint, keep))
     except BaseException:
         if group.is_first:
             shutil.rmtree(aside, ignore_errors=True)
@@ -136,17 +148,18 @@ def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, 
 
 
 def _begin(aside: Path, snapshot: _Snapshot) -> None:
-    for left_over in aside.parent.glob(".step_*.tmp"):  # of a process that was killed
+    for left_over in aside.parent.glob(".*.tmp"):  # of a process that was killed
         shutil.rmtree(left_over, ignore_errors=True)
     aside.mkdir(parents=True)
     save_file(snapshot.model, aside / "model.safetensors")
 
 
-def _finish(aside: Path, final: Path, step: int, fingerprint: str, keep: int) -> None:
+def _finish(aside: Path, final: Path, snapshot: _Snapshot, fingerprint: str, keep: int) -> None:
     """Seal what all ranks have written and bring it into view."""
     checkpoints = final.parent
     files = {str(path.relative_to(aside)): _seal(path) for path in sorted(aside.rglob("*")) if path.is_file()}
-    counters = {"version": 1, "step": step, "fingerprint": fingerprint, "files": files}
+    counters = {"version": 1, "step": snapshot.step, "prior": snapshot.prior, "fingerprint": fingerprint}
+    counters["files"] = files
     write_whole(aside / "state.json", json.dumps(counters, indent=2))
     sync(aside / "classifier")
     shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
@@ -161,7 +174,7 @@ def _finish(aside: Path, final: Path, step: int, fingerprint: str, keep: int) ->
 
 def complete(checkpoints: Path) -> list[Path]:
     """Folders of checkpoints, newest first."""
-    return sorted(checkpoints.glob("step_*"), reverse=True)
+    return sorted([*checkpoints.glob("prior_*"), *checkpoints.glob("step_*")], reverse=True)
 
 
 def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
@@ -222,7 +235,9 @@ def _load(folder: Path, state: State) -> None:
         if f"momentum.{name}" in tensors:
             buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
             state.optimizer.state[parameter]["momentum_buffer"] = buffer
-    state.step = state.classifier.step = json.loads((folder / "state.json").read_text())["step"]
+    counters = json.loads((folder / "state.json").read_text())
+    state.step = state.classifier.step = counters["step"]
+    state.prior = None if counters.get("prior") is None else PriorProgress(**counters["prior"])
 
 
 def _model_tensors(state: State) -> dict[str, Tensor]:

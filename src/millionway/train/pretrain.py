@@ -17,10 +17,10 @@ from millionway import config as settings
 from millionway import randomness
 from millionway.config import Pretrain
 from millionway.console import Interrupt, bar, be_quiet, messages, track
-from millionway.data.dataset import Dataset, open_dataset
+from millionway.data.dataset import Dataset, open_test
 from millionway.data.loader import TooManyUnreadable, plain_batches, view_batches
 from millionway.data.sampler import Sampler
-from millionway.data.sources import has_test_split, open_source
+from millionway.data.sources import open_source
 from millionway.environment import choose_device
 from millionway.evaluation.features import Split, extract, extract_labelled, labelled_split
 from millionway.evaluation.health import health
@@ -30,7 +30,7 @@ from millionway.evaluation.results import write_result
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.encoder_file import save_encoder
-from millionway.model.prior import write_prior
+from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
 from millionway.parallel.collectives import all_or_none, any_rank, first_alone, gather
 from millionway.parallel.group import Group, leave
 from millionway.parallel.launcher import local_rank
@@ -56,6 +56,7 @@ from millionway.train.step import StepResult, train_step
 log = logging.getLogger("millionway")
 
 HEALTH_INSTANCES = 1024
+PRIOR_SAVE_SECONDS = 300
 
 
 class RunStopped(RuntimeError):
@@ -104,7 +105,7 @@ def _open_images(config: Pretrain, device: torch.device, group: Group, manifest:
 
     def open_by(path: Path | None) -> Dataset:
         try:
-            source = open_source(config.data, config.images.data_root)
+            source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
         except ValueError as error:
             hint = " If the images have moved, add --data and their new place." if config.resume else ""
             raise ValueError(f"{error}{hint}") from None
@@ -146,12 +147,13 @@ class _Run:
         self.num_warmup_steps = training.warmup_epochs * self.steps_per_epoch
         self.fingerprint = self.dataset.manifest.fingerprint
         self.checkpoints = self.run / "checkpoints"
-        self.split = self._labelled_split() if self.group.is_first else None
+        self.split = first_alone(self.group, self._labelled_split)
 
         resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, self.fingerprint)
         if self.config.resume and not resumed:
             log.info("no complete checkpoint in %s: beginning at step 0", self.checkpoints)
-        self.metrics = Metrics(self.run, self.state.step if resumed else -1) if self.group.is_first else None
+        begun = resumed and self.state.prior is None
+        self.metrics = Metrics(self.run, self.state.step if begun else -1) if self.group.is_first else None
         running = self.config.running
         self.saver = checkpoint.Saver(self.checkpoints, self.fingerprint, running.keep, self.group, running.timeout)
         self.signs = SignsOfLife(self.group, running.timeout)
@@ -161,8 +163,11 @@ class _Run:
                     if self.config.init_from is not None:
                         take_weights(self.state.network.encoder, self.config.init_from)
                     untrained = {f"random_{name}": value for name, value in self._knn()}
-                    self._write_prior()
-                    self._evaluate(untrained)
+                    self.state.prior = PriorProgress(untrained=untrained)
+                if self.state.prior is not None:
+                    self._write_prior(self.state.prior)
+                    self._evaluate(self.state.prior.untrained)
+                    self.state.prior = None
                     self._save()
                 self._train()
                 self.saver.wait()
@@ -188,15 +193,10 @@ class _Run:
         config = self.config
         if config.images.labels == "none":
             return None
-        test = None
-        if has_test_split(config.data):
-            test = open_dataset(
-                config.data,
-                config.images.data_root,
-                test=True,
-                num_threads=config.running.threads or 1,
-                progress=track,
-            )
+        num_threads = config.running.threads or 1
+        test = open_test(
+            config.data, config.images.test_data, config.images.data_root, num_threads=num_threads, progress=track
+        )
         split = labelled_split(self.dataset, test, config.training.seed, config.running.eval_images)
         if split is not None and not self.config.resume:
             log.info(
@@ -205,20 +205,21 @@ class _Run:
             )
         return split
 
-    def _write_prior(self) -> None:
+    def _write_prior(self, progress: PriorProgress) -> None:
         prior, batch_size = self.config.classifier, self.sampler.batch_size
-        order = self.sampler.order(0)
-        # The last batch is filled up with images from the one before: BN must see full batches.
-        starts = [min(start, len(order) - batch_size) for start in range(0, len(order), batch_size)]
-        ids = torch.cat([self._own_part(order[start : start + batch_size]) for start in starts])
+        if not has_running_statistics(self.state.network):
+            log.info("no batch normalization here: the prior has no running statistics, so its three kinds are one")
+        left = self.sampler.pass_over_all()[progress.batches :]  # full batches, because of BN
+        ids = torch.cat([self._own_part(batch) for batch in left])
         own_size = batch_size // self.group.size
         batches = plain_batches(self.dataset.store, ids, self.spec.image_size, own_size, self.device)
         norm = write_prior(
             prior.prior,
             self.state.network,
             self.state.classifier,
-            self._until_interrupted(track(batches, len(starts), "contrastive prior")),
+            self._saving(track(batches, len(left), "contrastive prior")),
             prior.row_norm,
+            progress,
         )
         log.info("rows written (%s), mean length %.3g", prior.prior, norm)
 
@@ -226,10 +227,17 @@ class _Run:
         """This rank's share of a batch."""
         return ids.view(self.group.size, -1)[self.group.rank]
 
-    def _until_interrupted(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _saving(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of the prior's pass. From time to time, and when interrupted, what is done so far is saved."""
+        last = time.monotonic()
         for batch in batches:
-            if any_rank(self.group, self.interrupt.asked):
-                raise Interrupted(f"stopped before the first step; begin again with: {self._resume_command()}")
+            stopping = any_rank(self.group, self.interrupt.asked)
+            if stopping or any_rank(self.group, time.monotonic() - last > PRIOR_SAVE_SECONDS):
+                self._save()
+                last = time.monotonic()
+            if stopping:
+                self.saver.wait()
+                raise Interrupted(f"stopped before the first step; go on with: {self._resume_command()}")
             yield batch
 
     def _train(self) -> None:
@@ -237,6 +245,7 @@ class _Run:
         save_every = running.save_every or self.steps_per_epoch
         self.network = self.group.data_parallel(state.network)
         self.last_time, self.last_step = time.monotonic(), state.step
+        self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
         columns = ("steps  loss {task.fields[loss]}", "top-1 {task.fields[top1]}", "{task.fields[speed]} images/s")
         with bar(*columns) as progress:
             task = progress.add_task(
@@ -255,11 +264,13 @@ class _Run:
                     progress.update(task, completed=state.step)
                     epoch, rest = divmod(state.step, self.steps_per_epoch)
                     if rest == 0:
-                        log.info("epoch %d/%d: loss %.3f", epoch, self.config.training.epochs, float(result.loss))
+                        self._log_epoch(epoch, float(result.loss))
                     if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
                         self._evaluate()
                     if state.step % save_every == 0 or is_last or stopping:
                         self._save()
+                    if rest == 0:
+                        self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
                     if stopping and not is_last:
                         self.saver.wait()
                         raise Interrupted(f"stopped after step {state.step}; go on with: {self._resume_command()}")
@@ -286,8 +297,9 @@ class _Run:
     def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
         state, training, method = self.state, self.config.training, self.config.classifier
         if state.hardest is not None and state.step % self.steps_per_epoch == 0:
-            earlier = state.hardest if state.step else None
+            earlier, started = state.hardest if state.step else None, time.monotonic()
             state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
+            self.hardest_seconds = time.monotonic() - started
         self.signs.step = state.step + 1
         seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
         torch.manual_seed(seed >> 1)  # for encoders with dropout
@@ -342,6 +354,17 @@ class _Run:
             f"rank {self.group.rank} stopped at step {self.state.step + 1} because of another one: "
             f"{silent or 'see their messages'} ({reason}). Go on with: {self._resume_command()}"
         )
+
+    def _log_epoch(self, epoch: int, loss: float) -> None:
+        """Its time is that of the steps this process has taken, from the search for hardest classes to the last one."""
+        seconds = time.monotonic() - self.epoch_began
+        share = self.hardest_seconds / seconds
+        log.info(
+            "epoch %d/%d: loss %.3f, %.1f s, hardest classes %.1f %% of it",
+            *(epoch, self.config.training.epochs, loss, seconds, 100 * share),
+        )
+        if self.metrics is not None:
+            self.metrics.write("epoch", self.state.step, epoch, seconds=seconds, hardest_seconds=self.hardest_seconds)
 
     def _log_step(self, loss: float, ranks: Tensor) -> tuple[float, float, float]:
         """(loss, top-1 of the batch, images per second), also written to the metrics."""

@@ -225,8 +225,12 @@ def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Gro
     num_images, has_gpu = len(dataset.instance_ids), device.type != "cpu"
     resolved = _with_stem(settings.resolve(config, num_images, side, has_gpu, own_cores(), group.size))
     paths = {name: _absolute(settings.flat(resolved)[name]) for name in ("init_from", "data_root")}
-    data = config.data if is_named(config.data) else str(_absolute(Path(config.data)))
-    return settings.with_settings(resolved, data=data, **paths)
+    data = {name: _absolute_data(settings.flat(resolved)[name]) for name in ("data", "test_data")}
+    return settings.with_settings(resolved, **data, **paths)
+
+
+def _absolute_data(data: str | None) -> str | None:
+    return data if data is None or is_named(data) else str(_absolute(Path(data)))
 
 
 def _with_stem(config: Pretrain) -> Pretrain:

@@ -1,0 +1,194 @@
+"""A study, top to bottom: check, run what is missing, write numbers, table and picture."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.live import Live
+from rich.table import Table
+
+from millionway import config as settings
+from millionway.config import Pretrain
+from millionway.console import console, track
+from millionway.data.dataset import open_dataset
+from millionway.data.sources import Source, open_source
+from millionway.environment import describe_environment, num_cores
+from millionway.files import write_whole
+from millionway.names import suggest
+from millionway.studies import tables
+from millionway.studies.cells import Job, run_jobs, short_name
+from millionway.studies.grids import PRIORS, STUDIES, Cell, Setting
+from millionway.studies.similarity import prior_similarity
+
+log = logging.getLogger("millionway")
+
+SHOWN_EPOCHS = (1, 2, 5, 10, 25, 50, 100, 200)
+
+
+def study(
+    name: str,
+    config: Pretrain,
+    changes: dict[str, Any],
+    seeds: tuple[int, ...],
+    epochs: tuple[int, ...],
+    at_once: int,
+    device: torch.device,
+) -> Path:
+    """Run a study and return its table. Finished runs in the folder are taken as they are.
+
+    config: what all runs have in common. changes: the same as settings of `millionway.pretrain`.
+    """
+    if name not in STUDIES:
+        raise ValueError(f"study {name}: no such study. {suggest(name, STUDIES)}")
+    out = Path(config.out)
+    settings.check(config)
+    source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
+    cells = STUDIES[name].cells(Setting(len(source), epochs))
+    _check(name, config, cells, source, seeds, epochs, at_once, device)
+    out.mkdir(parents=True, exist_ok=True)
+    _compare_base(out / "base.json", config)
+    if name == "prior-similarity":
+        numbers = _similarities(config, out, source, seeds, device)
+        table = tables.similarity_table(numbers)
+    else:
+        jobs = [Job(cell, seed, out) for cell in cells for seed in seeds]
+        with _live(name, cells, seeds, jobs) as show:
+            run_jobs(jobs, changes, at_once, num_cores(), show)
+        numbers = _numbers(cells, seeds, jobs)
+        table = _table(name, cells, numbers, epochs)
+    return _write(name, out, table, numbers, config, len(source))
+
+
+def _check(
+    name: str,
+    config: Pretrain,
+    cells: list[Cell],
+    source: Source,
+    seeds: tuple[int, ...],
+    epochs: tuple[int, ...],
+    at_once: int,
+    device: torch.device,
+) -> None:
+    """Refuse before any training what one of the runs would refuse."""
+    if source.labels is None:
+        raise ValueError(
+            f"study {name}: {config.data} has no labels, and accuracy needs them. They are the names of the folders "
+            "directly below it (at least two), a `label` column of a .csv list, or those of a named set."
+        )
+    if at_once < 1:
+        raise ValueError(f"--jobs must be positive, not {at_once}")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds must be different numbers, not {' '.join(map(str, seeds))}")
+    if not epochs or len(set(epochs)) < len(epochs):
+        raise ValueError(f"--epochs must be different numbers, not {' '.join(map(str, epochs))}")
+    for cell in cells or [Cell("", {})]:
+        with_cell = settings.with_settings(config, **cell.settings)
+        settings.check(with_cell)
+        try:
+            resolved = settings.resolve(with_cell, len(source), None, device.type != "cpu", num_cores())
+        except ValueError as error:
+            raise ValueError(f"study {name}, {cell.name or 'all'}: {error}") from None
+        sampled, batch_size = resolved.classifier.classes_per_step, resolved.training.batch_size or 1
+        if sampled and sampled + batch_size > len(source):
+            raise ValueError(
+                f"study {name}, {cell.name}: {sampled} classes beside the batch's {batch_size} are more than there "
+                f"are, {len(source)}; use more images or a smaller --batch-size"
+            )
+
+
+def _compare_base(path: Path, config: Pretrain) -> None:
+    """All runs of a folder have the same settings but for what its studies vary."""
+    here = {name: value for name, value in settings.flat(config).items() if name not in settings.FREE_ON_RESUME}
+    here |= {"data": short_name(config.data), "eval_images": config.running.eval_images}
+    text = json.dumps(here, indent=1, default=str)
+    if path.exists() and json.loads(path.read_text()) != json.loads(text):
+        then, now = json.loads(path.read_text()), json.loads(text)
+        changed = [
+            f"{settings.flag(key)} was {then.get(key)}, now {now[key]}" for key in now if then.get(key) != now[key]
+        ]
+        raise ValueError(f"--out {path.parent} holds runs with other settings: {', '.join(changed)}. Choose another.")
+    write_whole(path, text + "\n")
+
+
+def _similarities(
+    config: Pretrain, out: Path, source: Source, seeds: tuple[int, ...], device: torch.device
+) -> tables.Numbers:
+    """In this process; each finished one is kept."""
+    (out / "cells").mkdir(exist_ok=True)
+    numbers: tables.Numbers = {}
+    dataset = None
+    for prior in PRIORS:
+        numbers[prior] = {}
+        for seed in seeds:
+            path = out / "cells" / f"similarity_{prior}_s{seed}.json"
+            if not path.exists():
+                dataset = dataset or open_dataset(config.data, source=source, num_threads=num_cores(), progress=track)
+                seeded = settings.with_settings(config, seed=seed)
+                result = prior_similarity(seeded, dataset, prior, device, track)
+                environment = json.loads(describe_environment(device))
+                write_whole(path, json.dumps({**result, "environment": environment}, indent=1) + "\n")
+            numbers[prior][seed] = json.loads(path.read_text())
+    return numbers
+
+
+@contextmanager
+def _live(name: str, cells: list[Cell], seeds: tuple[int, ...], jobs: list[Job]) -> Iterator[Callable[[], None]]:
+    """A table that follows the runs; without a terminal, a line for each that ends."""
+    told = {job.label for job in jobs if job.result.exists()}
+    by_place = {(job.cell.name, job.seed): job for job in jobs}
+
+    def table() -> Table:
+        grid = Table("", *(f"seed {seed}" for seed in seeds), title=f"study {name}")
+        for cell in cells:
+            grid.add_row(cell.name, *(by_place[cell.name, seed].state() for seed in seeds))
+        return grid
+
+    def tell() -> None:
+        for job in jobs:
+            if job.label not in told and job.result.exists():
+                told.add(job.label)
+                log.info("%s, seed %d: %s (%d of %d)", job.cell.name, job.seed, job.state(), len(told), len(jobs))
+
+    if not console.is_terminal:
+        yield tell
+        return
+    with Live(table(), console=console, auto_refresh=False) as live:
+        yield lambda: live.update(table(), refresh=True)
+
+
+def _numbers(cells: list[Cell], seeds: tuple[int, ...], jobs: list[Job]) -> tables.Numbers:
+    numbers: tables.Numbers = {cell.name: {} for cell in cells}
+    for job in jobs:
+        if job.result.exists():
+            numbers[job.cell.name][job.seed] = json.loads(job.result.read_text())
+    return numbers
+
+
+def _table(name: str, cells: list[Cell], numbers: tables.Numbers, epochs: tuple[int, ...]) -> str:
+    if name == "instance-vs-semantic":
+        return tables.correlation_table(numbers)
+    papers = {cell.name: cell.paper for cell in cells}
+    along = [epoch for epoch in SHOWN_EPOCHS if epoch < max(epochs)] if name == "initialization" else []
+    study = STUDIES[name]
+    reference = study.reference if study.reference in papers else f"{study.reference}, {max(epochs)} epochs"
+    return tables.accuracy_table(numbers, papers, reference, study.paper_epochs, along)
+
+
+def _write(name: str, out: Path, table: str, numbers: tables.Numbers, config: Pretrain, num_images: int) -> Path:
+    seeds = sorted({seed for results in numbers.values() for seed in results})
+    commits = sorted({r["environment"]["commit"] for results in numbers.values() for r in results.values()})
+    text = (
+        f"**{STUDIES[name].question}** {short_name(config.data)}, {num_images:,} images, encoder "
+        f"{config.model.encoder or 'by default'}, seeds {', '.join(map(str, seeds))}. Percent, mean ± standard "
+        f"deviation over seeds; differences are paired by seed, ± is the 95 % interval.\n\n{table}\n\n"
+        f"Commits {', '.join(commits)}.\n"
+    )
+    result = {"study": name, "num_images": num_images, "numbers": numbers}
+    write_whole(out / f"{name}.json", json.dumps(result, indent=1) + "\n")
+    write_whole(out / f"{name}.md", text)
+    tables.draw(name, STUDIES[name].question, numbers, out / f"{name}.svg")
+    return out / f"{name}.md"

@@ -1,0 +1,154 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import millionway
+from millionway.cli import main
+from millionway.studies import tables
+from millionway.studies.grids import STUDIES, Setting, cell
+
+SMALL = {"max_images": 300, "batch_size": 64, "image_size": 16, "preset": "digits", "seeds": (1,), "epochs": (1,)}
+
+
+def test_the_grids_are_the_papers() -> None:
+    at = Setting(1_281_167, (200,))
+    papers = {name: [each.paper for each in study.cells(at)] for name, study in STUDIES.items()}
+    assert papers["components"] == [58.6, 67.3, 67.6, 68.2]
+    assert papers["sampling"] == [64.8, 65.3, 65.4, 65.5, 67.3]
+    assert papers["smoothing"][:6] == [67.6, 67.7, 68.2, 67.5, 68.0, 67.9]
+    sampled = [each.settings["classes_per_step"] for each in STUDIES["sampling"].cells(at)]
+    assert sampled == [2**10, 2**12, 2**14, 2**16, None]
+    small = [each.settings["classes_per_step"] for each in STUDIES["sampling"].cells(Setting(10_000, (10,)))]
+    assert small == [8, 32, 128, 512, None]
+
+
+def test_studies_share_runs() -> None:
+    at = Setting(10_000, (10,))
+    labels = {name: {each.label for each in study.cells(at)} for name, study in STUDIES.items()}
+    assert labels["instance-vs-semantic"] < labels["components"]
+    assert len(labels["components"] & labels["initialization"]) == 2
+    assert labels["sampling"] & labels["components"] and labels["smoothing"] & labels["components"]
+    assert cell("", 5, lr=0.1).label != cell("", 5, lr=0.2).label
+
+
+def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
+    table = millionway.study("components", "digits", tmp_path, jobs=2, **SMALL)
+    text = table.read_text()
+    assert all(row in text for row in ("MLP head + prior + smoothing", "prior + smoothing, linear head", "68.2"))
+    assert (tmp_path / "components.svg").read_text().startswith("<?xml")
+    cells = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
+    assert len(cells) == 4
+    numbers = json.loads(next(iter(cells)).read_text())
+    assert 0 < numbers["knn_200"] <= 1 and [point["epoch"] for point in numbers["curve"]] == [0, 1]
+    assert not [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+
+    millionway.study("instance-vs-semantic", "digits", tmp_path, **SMALL)
+    millionway.study("components", "digits", tmp_path, **SMALL)
+    assert cells == {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
+    assert "correlation" in (tmp_path / "instance-vs-semantic.md").read_text()
+    with pytest.raises(ValueError, match="other settings: --lr was 0.06, now 0.5"):
+        millionway.study("components", "digits", tmp_path, lr=0.5, **SMALL)
+
+
+def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
+    arguments = ["study", "instance-vs-semantic", "--preset", "digits", "--out", str(tmp_path), "--seeds", "1"]
+    arguments += ["--epochs", "3", "--set", "batch_size=64", "max_images=640", "threads=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "millionway", *arguments], stderr=subprocess.PIPE, start_new_session=True
+    )
+    run = tmp_path / "runs" / "e3_mlp_random_plain_full_s1"
+    while process.poll() is None and '"step": 10,' not in _text(run / "metrics.jsonl"):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert list((run / "checkpoints").glob("step_*"))
+    assert not list((tmp_path / "cells").glob("*.json"))
+    assert main(arguments) == 0
+    assert "going on from" in (tmp_path / "runs" / f"{run.name}.log").read_text()
+    assert len(list((tmp_path / "cells").glob("*.json"))) == 2
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_similarity_of_rows_before_training(tmp_path: Path) -> None:
+    table = millionway.study("prior-similarity", "digits", tmp_path, **SMALL)
+    numbers = json.loads((tmp_path / "prior-similarity.json").read_text())["numbers"]
+    for prior in ("fixed-bn", "batch-bn", "running-bn"):
+        assert numbers[prior]["1"]["gap"] > 0.0
+        assert numbers[prior]["1"]["retrieval"] > 3 * numbers[prior]["1"]["retrieval_by_chance"]
+    assert abs(numbers["random"]["1"]["gap"]) < 0.05
+    assert numbers["random"]["1"]["retrieval"] < 2 * numbers["random"]["1"]["retrieval_by_chance"]
+    assert numbers["batch-bn"]["1"]["gap"] > 2 * numbers["fixed-bn"]["1"]["gap"]
+    assert "| running-bn |" in table.read_text()
+
+
+def test_cosines_are_those_of_all_pairs() -> None:
+    from millionway.studies.similarity import _Cosines
+
+    g = torch.Generator().manual_seed(0)
+    rows, x = torch.randn(50, 8, generator=g), torch.randn(20, 8, generator=g)
+    ids = torch.randperm(50, generator=g)[:20]
+    cosines = _Cosines(rows)
+    for part in (slice(0, 7), slice(7, 20)):
+        cosines.add(x[part], ids[part])
+    every = torch.nn.functional.cosine_similarity(x[:, None], rows[None], dim=2)
+    own = torch.zeros_like(every, dtype=torch.bool)
+    own[torch.arange(20), ids] = True
+    assert cosines.means()["intra"] == pytest.approx(float(every[own].mean()), abs=1e-6)
+    assert cosines.means()["inter"] == pytest.approx(float(every[~own].mean()), abs=1e-6)
+
+
+def test_what_is_undecided_is_called_so() -> None:
+    better = {1: 0.52, 2: 0.53, 3: 0.51}
+    worse = {1: 0.42, 2: 0.425, 3: 0.415}
+    assert tables.difference(better, worse).startswith("+10.0 ±")
+    assert "undecided" not in tables.difference(better, worse)
+    assert "undecided" in tables.difference(better, {1: 0.50, 2: 0.54, 3: 0.50})
+    assert "undecided" in tables.difference({1: 0.9}, {1: 0.1})
+    assert tables.mean_and_spread([0.5, 0.52]) == "51.0 ± 1.4"
+    points = [{"instance_top1": x, "knn_200": 2 * x} for x in (0.1, 0.2, 0.4)]
+    assert tables.correlation(points) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["componants", "--preset", "digits"], "no such study. Did you mean 'components'"),
+        (["components", "--preset", "digits", "--seeds", "1", "1"], "--seeds must be different"),
+        (["components", "--preset", "digits", "--jobs", "0"], "--jobs must be positive"),
+        (["components"], "--data is missing"),
+        (["components", "--preset", "digits", "--set", "lr"], "write NAME=VALUE"),
+        (["components", "--preset", "digits", "--set", "lrr=1"], "no setting is called 'lrr'"),
+        (
+            ["smoothing", "--preset", "digits", "--set", "max_images=2", "batch_size=2"],
+            "must be smaller than the number",
+        ),
+        (["sampling", "--preset", "digits", "--max-images", "128"], "more than there are, 128"),
+    ],
+)
+def test_bad_input_is_named_before_any_training(arguments: list[str], message: str, tmp_path: Path, capsys) -> None:
+    assert main(["study", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_without_labels_is_refused(tmp_path: Path, digit_folder: Path, capsys) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text("\n".join(str(path) for path in sorted(digit_folder.rglob("*.png"))))
+    assert main(["study", "components", "--data", str(listed), "--out", str(tmp_path / "out")]) == 2
+    assert "has no labels" in capsys.readouterr().err
+
+
+def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"2 of 2 runs failed.*lower --lr"):
+        millionway.study("instance-vs-semantic", "digits", tmp_path, lr=1e20, row_lr=1e18, **SMALL)
