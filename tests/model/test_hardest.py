@@ -44,7 +44,7 @@ def test_bounds_and_blocks_change_nothing(monkeypatch) -> None:
     alive[::17] = False
     unit = torch.nn.functional.normalize(rows.double())
     cosines = (unit @ unit.T).masked_fill(~alive, -torch.inf).fill_diagonal_(-torch.inf)
-    monkeypatch.setattr(hardest, "SAMPLE_ROWS", 256)
+    monkeypatch.setattr(hardest, "MIN_SAMPLE_ROWS", 256)
     for block, list_bytes in ((512, 1 << 31), (300, 0)):
         monkeypatch.setitem(hardest.BLOCK_ROWS, "cpu", block)
         monkeypatch.setattr(hardest, "MAX_CANDIDATE_BYTES", list_bytes)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -62,3 +63,19 @@ def test_row_norm_overrides_the_length() -> None:
     for mode in ("random", "batch-bn"):
         classifier, _, _ = write(mode, row_norm=2.5)
         assert torch.allclose(classifier.weight.norm(dim=1), torch.full((60,), 2.5))
+
+
+@pytest.mark.parametrize("mode", ["random", "running-bn"])
+def test_a_pass_in_two_parts_is_one_pass(mode: str) -> None:
+    whole, net_whole, length = write(mode)
+    net, some = network(), InstanceClassifier(60, 4)
+    progress = PriorProgress()
+    every = batches()
+    write_prior(mode, net, some, every[:2], None, progress)
+    half = progress.batches
+    got = write_prior(mode, net, some, every[2:], None, progress)
+    assert (half, progress.batches, progress.rows) == (2, len(every), sum(len(ids) for _, ids in every))
+    assert got == pytest.approx(length, rel=1e-6)
+    torch.testing.assert_close(some.weight, whole.weight)
+    for a, b in zip(net.state_dict().values(), net_whole.state_dict().values()):
+        assert torch.equal(a, b)

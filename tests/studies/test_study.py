@@ -53,7 +53,7 @@ def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
     millionway.study("components", "digits", tmp_path, **SMALL)
     assert cells == {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     assert "correlation" in (tmp_path / "instance-vs-semantic.md").read_text()
-    with pytest.raises(ValueError, match="other settings: --lr was 0.06, now 0.5"):
+    with pytest.raises(ValueError, match=r"other settings: --lr was 0\.06, now 0\.5"):
         millionway.study("components", "digits", tmp_path, lr=0.5, **SMALL)
 
 

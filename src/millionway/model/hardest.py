@@ -34,7 +34,7 @@ BLOCK_ROWS_ELSEWHERE = 8192
 BLOCKS_AT_ONCE = 32  # that a worker takes
 ROUNDING = 2e-6  # two float32 cosines that differ by more are in the same order in float64
 MARGIN = 1e-5  # what is nearer to the K-th than this is told apart in float64
-SAMPLE_ROWS = 4096
+MIN_SAMPLE_ROWS = 4096
 MAX_CANDIDATE_BYTES = 1 << 31  # beyond it the rows are searched in several panels, and blocks between them twice
 NO_BOUND = -2.0
 
@@ -70,10 +70,11 @@ def top_k(
     travel = _Travel(rows, alive, group or Group(), num_instances)
     own = travel.own()
     unit = own.unit()
+    sample = _Sample.take(unit, k, travel)
+    bounds = unit.new_full((len(unit),), NO_BOUND)
     if earlier is not None and earlier.shape[1] >= k:
         bounds = _bounds_from_table(unit, earlier[:, :k], travel)
-    else:
-        bounds = _bounds_from_sample(unit, k, travel)
+    bounds = sample.raise_low(unit, bounds)
     result, undecided, alone = _Search(own, unit, k, bounds - MARGIN).run(travel)
     _Decision(own, unit, k, undecided, alone).run(travel, result)
     return result
@@ -123,25 +124,55 @@ def _smallest_cosines(shard: _Shard, others: Tensor, part: tuple[Tensor, Tensor]
     return cosines.masked_fill_(~here, 2.0).amin(dim=1)
 
 
-def _bounds_from_sample(unit: Tensor, k: int, travel: _Travel) -> Tensor:
-    """From every n-th row: the cosine that about 4 K of all rows reach. May be too high for very few rows."""
-    num = travel.num_instances
-    no_bounds = torch.full((len(unit),), NO_BOUND, device=unit.device)
-    own = travel.own()
-    ids = torch.arange(0, num, max(1, num // SAMPLE_ROWS), device=unit.device)
-    places, here = own.places(ids)
-    places = places[here]
-    sample = collectives.gather_uneven(travel.group, unit[places[own.alive[places]]])
-    if num <= 8 * k or len(sample) == 0:
-        return no_bounds  # everything is a candidate
-    # The estimate from the n-th of a sample is off by a factor of 1 / sqrt(n) or so.
-    place = min(len(sample), max(12, -(-4 * k * len(sample) // num)))
-    columns = sample.T.contiguous()
+def _room(k: int) -> int:
+    """Candidates a row may have: the K best, and what a cautious bound lets in besides. More: it is searched alone."""
+    return 10 * k + 512
 
-    def guess(part: Tensor) -> Tensor:
-        return (part @ columns).topk(place, dim=1).values[:, -1]
 
-    return torch.cat([no_bounds[:0], *workers.on_each(guess, unit.split(1024), unit.device)])
+@dataclass
+class _Sample:
+    """Some rows of all ranks, from which it is estimated how many of all reach a bound."""
+
+    columns: Tensor  # [dim, sample]
+    place: int
+    """the n-th best of the sample is about the n x N / sample-th of all: more than K, and well within the room"""
+    few: int
+    """a bound that this many of the first `checked` reach lets in too many"""
+    checked: int
+
+    @staticmethod
+    def take(unit: Tensor, k: int, travel: _Travel) -> "_Sample":
+        """Estimates from n rows of a sample are off by a factor of 1 / sqrt(n) or so; n is at least 12 here."""
+        num, own, room = travel.num_instances, travel.own(), _room(k)
+        every = max(1, num // max(MIN_SAMPLE_ROWS, -(-24 * num // room)))
+        ids = torch.arange(0, num, every, device=unit.device)
+        places, here = own.places(ids)
+        places = places[here]
+        sample = collectives.gather_uneven(travel.group, unit[places[own.alive[places]]])
+        if num <= 8 * k or len(sample) == 0:
+            return _Sample(unit.new_empty(unit.shape[1], 0), 0, 1, 0)  # everything is a candidate
+        place = min(len(sample), max(12, -(-4 * k * len(sample) // num)))
+        checked = min(len(sample), -(-12 * num // room))
+        order = torch.randperm(len(sample), generator=torch.Generator().manual_seed(0)).to(unit.device)
+        return _Sample(sample[order].T.contiguous(), place, max(1, checked * room // (2 * num)), checked)
+
+    def raise_low(self, unit: Tensor, bounds: Tensor) -> Tensor:
+        """Bounds that would let in too many become guesses, checked at the end. They may be too high for a few rows."""
+        if self.checked == 0:
+            return bounds
+        parts = zip(unit.split(1024), bounds.split(1024))
+        return torch.cat([bounds[:0], *workers.on_each(self._raise, parts, unit.device)])
+
+    def _raise(self, part: tuple[Tensor, Tensor]) -> Tensor:
+        unit, bounds = part
+        known = bounds > NO_BOUND
+        low = ~known
+        if bool(known.any()):
+            low |= ((unit @ self.columns[:, : self.checked]) >= bounds[:, None]).sum(dim=1) > self.few
+        if bool(low.any()):
+            guesses = (unit[low] @ self.columns).topk(self.place, dim=1).values[:, -1]
+            bounds[low] = torch.maximum(bounds[low], guesses)
+        return bounds
 
 
 class _Search:
@@ -156,13 +187,12 @@ class _Search:
         self.unit = unit[self.order].split(self.block)
         self.ids = (self.order + own.first_id).to(torch.int32).split(self.block)
         self.alive = None if bool(own.alive.all()) else own.alive[self.order].split(self.block)
-        # Candidates of a row: the K best, and what a cautious bound lets in besides. One with more is searched alone.
-        self.room = 10 * k + 64
+        self.room = _room(k)
         self.counts = [torch.zeros_like(block, dtype=torch.int64) for block in self.bounds]
         self.candidates: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in self.bounds]
 
-    def run(self, travel: _Travel) -> tuple[Tensor, list[tuple[Tensor, Tensor]], list[int]]:
-        """(table, [(places of rows, their candidates) to be told apart], places of rows to be searched alone)"""
+    def run(self, travel: _Travel) -> tuple[Tensor, list["_Undecided"], list[int]]:
+        """(table, what is to be told apart, places of rows to be searched alone)"""
         table = torch.empty(len(self.order), self.k, dtype=torch.int32, device=self.device)
         undecided, alone = [], []
         blocks = range(len(self.bounds))
@@ -176,12 +206,11 @@ class _Search:
                     self._among_themselves(here)
                 else:
                     self._with(shard)
-            for block, (best, unsure, candidates, to_search) in zip(
-                here, workers.on_each(self._choose, here, self.device)
-            ):
+            for block, (best, some, to_search) in zip(here, workers.on_each(self._choose, here, self.device)):
                 places = self.order[block * self.block :][: len(best)]
                 table[places] = best
-                undecided.append((places[unsure], candidates))
+                some.rows = places[some.rows]
+                undecided.append(some)
                 alone += places[to_search].tolist()
         return table, undecided, alone
 
@@ -239,8 +268,8 @@ class _Search:
         # No candidate reaches this; a count that two workers add to at once may be too low, and only takes memory.
         self.bounds[block].masked_fill_(counts > self.room, torch.inf)
 
-    def _choose(self, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(table, rows that float32 leaves open, their candidates, rows to be searched alone)"""
+    def _choose(self, block: int) -> tuple[Tensor, "_Undecided", Tensor]:
+        """(table, what float32 leaves open, rows to be searched alone)"""
         rows = [torch.empty(0, dtype=torch.int16, device=self.device), *(c[0] for c in self.candidates[block])]
         some_ids = [torch.empty(0, dtype=torch.int32, device=self.device), *(c[1] for c in self.candidates[block])]
         some_scores = [self.bounds[block][:0], *(c[2] for c in self.candidates[block])]
@@ -258,52 +287,68 @@ class _Search:
         table_ids.view(-1)[flat] = ids[order]
         return self._best(block, table_ids, table)
 
-    def _best(self, block: int, ids: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _best(self, block: int, ids: Tensor, scores: Tensor) -> tuple[Tensor, "_Undecided", Tensor]:
         """The first K of the candidates by float32, of a few more than K."""
         k, width = self.k, scores.shape[1]
         scores, places = scores.topk(min(k + 8, width), dim=1)
         ids = ids.gather(1, places)
         gaps = scores[:, :-1] - scores[:, 1:]
-        unsure = (gaps[:, : k - 1] < ROUNDING).any(dim=1) | (gaps[:, k - 1] < MARGIN)
+        close = F.pad(gaps < ROUNDING, (1, 1))  # with the one before, with the one after
+        close = (close[:, :-1] | close[:, 1:]) | ((scores - scores[:, k - 1 : k]).abs() < MARGIN)
+        close[:, k - 1] &= close.sum(dim=1) > 1
         # Searched alone: where the K-th does not clear the bound, so that one outside might be nearer by rounding; and
         # where more than the few are as near as the K-th, as among duplicates.
         kth, last = scores[:, k - 1], scores[:, -1]
         alone = kth < self.bounds[block] + MARGIN / 2
         if scores.shape[1] < width:
             alone |= (last >= kth - MARGIN) & ~torch.isinf(last)
-        unsure = (unsure & ~alone).nonzero()[:, 0]
-        candidates = ids[unsure].masked_fill_(torch.isinf(scores[unsure]), -1)
-        return ids[:, :k], unsure, candidates, alone.nonzero()[:, 0]
+        unsure = (close.any(dim=1) & ~alone).nonzero()[:, 0]
+        return ids[:, :k], _Undecided(unsure, ids[unsure], scores[unsure], close[unsure]), alone.nonzero()[:, 0]
+
+
+@dataclass
+class _Undecided:
+    """Rows some of whose candidates are too close for float32."""
+
+    rows: Tensor  # [undecided]
+    ids: Tensor  # [undecided, candidates]
+    scores: Tensor
+    close: Tensor
+    """the candidates to be told apart; float32 has the others in their order, also with respect to these"""
+
+    def split(self, size: int) -> Iterator["_Undecided"]:
+        parts = zip(*(each.split(size) for each in (self.rows, self.ids, self.scores, self.close)))
+        return (_Undecided(*part) for part in parts)
 
 
 class _Decision:
     """What float32 left open, in float64; and the rows to be searched alone."""
 
-    def __init__(
-        self, own: _Shard, unit: Tensor, k: int, undecided: list[tuple[Tensor, Tensor]], alone: list[int]
-    ) -> None:
+    def __init__(self, own: _Shard, unit: Tensor, k: int, undecided: list[_Undecided], alone: list[int]) -> None:
         self.own, self.unit, self.k, self.alone = own, unit, k, alone
-        self.queries = [part for places, _ in undecided for part in places.split(256)]
-        self.candidates = [part for _, ids in undecided for part in ids.split(256)]
-        self.scores = [_float64(ids).fill_(-torch.inf) for ids in self.candidates]
+        self.undecided = [part for some in undecided for part in some.split(256)]
+        self.exact = [_float64(part.scores).copy_(part.scores) for part in self.undecided]
         self.found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in alone]
 
     def run(self, travel: _Travel, result: Tensor) -> None:
         for shard in travel.ring():
             if len(shard.rows):
-                workers.on_each(functools.partial(self._score, shard), range(len(self.queries)), self.unit.device)
+                workers.on_each(functools.partial(self._score, shard), range(len(self.undecided)), self.unit.device)
                 search = functools.partial(self._search, shard, shard.unit() if self.alone else self.unit)
                 workers.on_each(search, range(len(self.alone)), self.unit.device)
-        for places, ids, exact in zip(self.queries, self.candidates, self.scores):
-            result[places] = _ordered(ids.to(exact.device), exact, self.k).to(result.device)
+        for part, exact in zip(self.undecided, self.exact):
+            result[part.rows] = _ordered(part.ids.to(exact.device), exact, self.k).to(result.device)
         for place, parts in zip(self.alone, self.found):
             ids, exact = (torch.cat(each)[None] for each in zip(*parts))
             result[place] = _ordered(ids.to(torch.int32), exact, self.k)[0].to(result.device)
 
     def _score(self, shard: _Shard, number: int) -> None:
-        places, here = shard.places(self.candidates[number])
-        exact = _exact(self.own.rows[self.queries[number]], shard.rows[places])
-        self.scores[number] = torch.where(here.to(exact.device), exact, self.scores[number])
+        part = self.undecided[number]
+        row, column = part.close.nonzero(as_tuple=True)
+        places, here = shard.places(part.ids[row, column])
+        row, column, places = row[here], column[here], places[here]
+        cosines = _exact(self.own.rows[part.rows[row]], shard.rows[places][:, None])[:, 0]
+        self.exact[number].index_put_((row.to(cosines.device), column.to(cosines.device)), cosines)
 
     def _search(self, shard: _Shard, others: Tensor, number: int) -> None:
         """One row against a whole shard, without a bound."""
