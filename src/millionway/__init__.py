@@ -75,43 +75,68 @@ def run_pretrain(config: Pretrain, first: Pretrain) -> Path:
 
 def evaluate(
     protocol: str,
-    run: str | Path,
+    run: str | Path | None = None,
     data: str | Path | None = None,
     *,
+    encoder: str | None = None,
+    weights: str | Path | None = None,
+    image_size: int | None = None,
     test_data: str | Path | None = None,
+    out: str | Path | None = None,
     data_root: Path | None = None,
     max_unreadable: float | None = None,
     seed: int = 0,
+    seeds: int = 1,
+    cache: bool = True,
     device: str = "auto",
     threads: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Score the encoder of a run by a protocol (knn, linear) and write RUN/evaluation/PROTOCOL.json.
+    """Score an encoder by a protocol: knn, linear, few-labels, finetune, retrieval, or all. Returns its numbers.
 
-    data: by default what the run was trained on. test_data: by default the data's test split, or a held-out fifth.
+    The encoder is that of a run, or `encoder` (torchvision/NAME, timm/NAME) with `weights` (a file, random, or
+    supervised). data: by default what the run was trained on. test_data: by default the data's test split, or a
+    held-out fifth. The file PROTOCOL.json goes to RUN/evaluation, or to `out`. seeds: how many, from `seed` on; with
+    several the numbers are means. options: those of the command line, such as epochs, lr, shares.
     """
     from millionway.console import track
     from millionway.evaluation import protocols
+    from millionway.evaluation.feature_cache import FeatureCache, default_folder
+    from millionway.evaluation.subject import open_subject
+    from millionway.evaluation.work import Options
     from millionway.train.setup import run_config
 
+    if seeds < 1:
+        raise ValueError(f"--seeds must be positive, not {seeds}")
+    compute = _compute(device, threads)
+    run = None if run is None else Path(run)
+    subject = open_subject(run, encoder, None if weights is None else str(weights), image_size, seed)
     manifest = max_images = None
     if data is None:
-        stored = run_config(Path(run))
+        if run is None:
+            raise ValueError("--data is missing: labelled images")
+        stored = run_config(run)
         max_images, test_data = stored.images.max_images, test_data or stored.images.test_data
-        data, data_root, manifest = stored.data, data_root or stored.images.data_root, Path(run) / "manifest.arrow"
+        data, data_root, manifest = stored.data, data_root or stored.images.data_root, run / "manifest.arrow"
         max_unreadable = stored.images.max_unreadable if max_unreadable is None else max_unreadable
-    return protocols.evaluate(
+    folder = Path(out) if out is not None else None if subject.run is None else subject.run / "evaluation"
+    results = protocols.evaluate(
         protocol,
-        Path(run),
+        subject,
         str(data),
         None if test_data is None else str(test_data),
+        out=folder,
         data_root=data_root,
         manifest=manifest,
         max_images=max_images,
         max_unreadable=0.01 if max_unreadable is None else max_unreadable,
-        seed=seed,
+        seeds=tuple(range(seed, seed + seeds)),
+        options=Options(**options),
+        cache=FeatureCache(default_folder()) if cache else None,
         progress=track,
-        **_compute(device, threads),
+        **compute,
     )
+    return results if protocol == "all" else results[protocol]
 
 
 def plan(

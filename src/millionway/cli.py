@@ -131,22 +131,54 @@ def _parse(kind: type[Settings], args: list[str], verb: str, default: Settings |
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score the encoder of a run. Protocols: knn, linear."""
+    """Score an encoder. Protocols: knn, linear, few-labels, finetune, retrieval, or all of them."""
 
     protocol: tyro.conf.Positional[str]
-    """knn or linear"""
-    run: Path
-    """the run folder"""
+    """knn, linear, few-labels, finetune, retrieval or all"""
+    run: config.Chosen[Path] = None
+    """the run folder, or an encoder.safetensors"""
+    encoder: config.Chosen[str] = None
+    """instead of a run: torchvision/NAME or timm/NAME"""
+    weights: config.Chosen[str] = None
+    """its weights: a file, random (the default), or supervised (the library's own download)"""
+    image_size: config.Chosen[int] = None
+    """side of the images for such an encoder; by default 224"""
     data: config.Chosen[str] = None
     """labelled images (names of the first folders are the labels); by default the run's own"""
     test_data: config.Chosen[str] = None
     """the images that ask; by default the data's test split, or a held-out fifth of each class"""
+    out: config.Chosen[Path] = None
+    """folder for PROTOCOL.json; by default evaluation/ in the run folder"""
     data_root: config.Chosen[Path] = None
     """where named sets are stored"""
     max_unreadable: config.Chosen[float] = None
     """stop if a larger share of the images cannot be read; by default 0.01, or the run's own"""
     seed: int = 0
-    """of the held-out part and the linear classifier"""
+    """of the held-out part, the subsets and the training of classifiers"""
+    seeds: int = 1
+    """how many seeds, from --seed on: mean, spread and 95 %% interval"""
+    epochs: config.Chosen[int] = None
+    """of the training of a classifier; by default the protocol's"""
+    batch_size: config.Chosen[int] = None
+    """of that training; by default the protocol's"""
+    lr: config.Chosen[float] = None
+    """of that training (few-labels: of the classifier); by default the protocol's"""
+    weight_decay: config.Chosen[float] = None
+    """of that training; by default the protocol's"""
+    sweep: bool = False
+    """linear: choose the learning rate on a held-out tenth of the training images"""
+    augment: bool = False
+    """linear: train on random crops, which encodes all images again in every epoch"""
+    shares: tuple[float, ...] = (0.01, 0.1)
+    """few-labels: of the labels"""
+    per_class: config.Chosen[int] = None
+    """few-labels: so many of each class instead of a share"""
+    crop_min: float = 0.08
+    """smallest area of a random crop in training, as a share of the image"""
+    flip: float = 0.5
+    """probability of a mirror image in training"""
+    cache: bool = True
+    """keep features for the next time"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """where to compute"""
     threads: config.Chosen[int] = None
@@ -154,16 +186,18 @@ class Evaluate:
 
 
 def evaluate(args: list[str]) -> None:
-    """score the encoder of a run: knn, linear"""
+    """score an encoder: knn, linear, few-labels, finetune, retrieval"""
     chosen = _parse(Evaluate, args, "evaluate")
     with _messages():
         numbers = millionway.evaluate(**vars(chosen))
-    table = Table("", chosen.protocol)
-    for name, value in numbers.items():
-        table.add_row(name, f"{value:.2%}")
+    table = Table("protocol", "", "value")
+    for protocol, values in (numbers if chosen.protocol == "all" else {chosen.protocol: numbers}).items():
+        for name, value in values.items():
+            table.add_row(protocol, name, f"{value:.2%}")
     out.print(table)
-    if chosen.run.is_dir():
-        print(f"written  {chosen.run / 'evaluation' / chosen.protocol}.json")
+    folder = chosen.out or (chosen.run / "evaluation" if chosen.run and chosen.run.is_dir() else None)
+    if folder is not None:
+        print(f"written  {folder / ('' if chosen.protocol == 'all' else chosen.protocol + '.json')}")
 
 
 @dataclass(frozen=True)

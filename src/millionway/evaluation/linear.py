@@ -1,7 +1,8 @@
 """Linear classifier on frozen features: L2-normalized, SGD, cosine, no weight decay (the paper's settings)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +11,34 @@ from torch import Tensor
 
 from millionway import randomness
 
-EPOCHS = 100
 BATCH_SIZE = 2048
 LR = 40.0  # at batch 2048; smaller batches scale it linearly
 MOMENTUM = 0.9
 MIN_STEPS_PER_EPOCH = 16  # small sets get a smaller batch, so that 100 epochs are enough steps
+SWEEP = (0.1, 0.3, 1.0, 3.0, 10.0)  # times the learning rate
+HELD_OUT = 0.1  # of the training images, for the sweep
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the classifier is trained."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    weight_decay: float
+
+    @staticmethod
+    def for_images(
+        num: int,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        weight_decay: float | None = None,
+    ) -> "Fit":
+        """The paper's values where nothing is given."""
+        size = batch_size or max(1, min(BATCH_SIZE, num // MIN_STEPS_PER_EPOCH))
+        return Fit(epochs or 100, min(size, num), lr or LR * size / BATCH_SIZE, weight_decay or 0.0)
 
 
 def linear(
@@ -23,37 +47,71 @@ def linear(
     test: Float[Tensor, "test features"],
     test_labels: Int[Tensor, " test"],
     seed: int = 0,
+    how: Fit | None = None,
+    features_of_epoch: Callable[[int], Tensor] | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Top-1 accuracy, and top-5 where there are more than five labels."""
+    """Top-1 accuracy, and top-5 where there are more than five labels.
+
+    features_of_epoch: other features of the same training images in each epoch, from random views.
+    """
+    how = how or Fit.for_images(len(train))
     num_labels = int(torch.cat([train_labels, test_labels]).max()) + 1
-    weight, bias = fit(F.normalize(train), train_labels, num_labels, seed)
-    scores = F.normalize(test) @ weight.T + bias
+    weight, bias = fit(features_of_epoch or (lambda epoch: train), train_labels, num_labels, how, seed)
     for k in (1, 5):
         if k < num_labels:
-            hits = (scores.topk(k, dim=1).indices == test_labels[:, None]).any(dim=1)
-            yield f"linear_top{k}", float(hits.float().mean())
+            yield f"linear_top{k}", accuracy(weight, bias, test, test_labels, k)
 
 
-def batch_size_for(num_images: int) -> int:
-    return max(1, min(BATCH_SIZE, num_images // MIN_STEPS_PER_EPOCH))
+def accuracy(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, k: int = 1) -> float:
+    scores = F.normalize(features) @ weight.T + bias
+    return float((scores.topk(k, dim=1).indices == labels[:, None]).any(dim=1).float().mean())
 
 
-def fit(features: Tensor, labels: Tensor, num_labels: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(weight [labels, features], bias [labels]) after 100 epochs."""
-    batch_size = batch_size_for(len(features))
-    peak = LR * batch_size / BATCH_SIZE
-    weight = torch.zeros(num_labels, features.shape[1], requires_grad=True)
-    bias = torch.zeros(num_labels, requires_grad=True)
-    optimizer = torch.optim.SGD([weight, bias], lr=peak, momentum=MOMENTUM)
-    steps_per_epoch = len(features) // batch_size
-    for epoch in range(EPOCHS):
-        order = torch.randperm(len(features), generator=randomness.generator(seed, "linear", epoch))
+def choose_lr(features: Tensor, labels: Tensor, how: Fit, seed: int) -> tuple[float, dict[str, float]]:
+    """(learning rate, accuracies by learning rate) on a held-out tenth of the training images."""
+    lottery = randomness.uniform(randomness.key_of(seed, "linear sweep"), torch.arange(len(labels)), 1)[:, 0]
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
+        held_out[members[lottery[members].argsort()[: round(HELD_OUT * len(members))]]] = True
+    if not bool(held_out.any()) or bool(held_out.all()):
+        raise ValueError("--sweep needs at least five images of a class")
+    num_labels, reached = int(labels.max()) + 1, {}
+    inside = features[~held_out]
+    for factor in SWEEP:
+        one = replace(how, lr=factor * how.lr, batch_size=min(how.batch_size, len(inside)))
+        weight, bias = fit(lambda epoch: inside, labels[~held_out], num_labels, one, seed)
+        reached[one.lr] = accuracy(weight, bias, features[held_out], labels[held_out])
+    best = max(reached, key=lambda lr: reached[lr])
+    return best, {f"{lr:g}": value for lr, value in reached.items()}
+
+
+@torch.no_grad()
+def fit(
+    features_of_epoch: Callable[[int], Tensor], labels: Tensor, num_labels: int, how: Fit, seed: int
+) -> tuple[Tensor, Tensor]:
+    """(weight [labels, features], bias [labels]). The gradient of softmax regression is written out: it is faster."""
+    steps_per_epoch = len(labels) // how.batch_size
+    features = features_of_epoch(0)
+    unit = F.normalize(features)
+    weight, bias = unit.new_zeros(num_labels, unit.shape[1]), unit.new_zeros(num_labels)
+    weight_momentum, bias_momentum = torch.zeros_like(weight), torch.zeros_like(bias)
+    targets = F.one_hot(labels, num_labels).to(unit.dtype)
+    for epoch in range(how.epochs):
+        now = features if epoch == 0 else features_of_epoch(epoch)
+        if now is not features:
+            features, unit = now, F.normalize(now)
+        order = torch.randperm(len(labels), generator=randomness.generator(seed, "linear", epoch))
         for step in range(steps_per_epoch):
-            done = (epoch * steps_per_epoch + step) / (EPOCHS * steps_per_epoch)
-            optimizer.param_groups[0]["lr"] = peak * 0.5 * (1 + math.cos(math.pi * done))
-            chosen = order[step * batch_size : (step + 1) * batch_size]
-            loss = F.cross_entropy(features[chosen] @ weight.T + bias, labels[chosen])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return weight.detach(), bias.detach()
+            done = (epoch * steps_per_epoch + step) / (how.epochs * steps_per_epoch)
+            lr = how.lr * 0.5 * (1 + math.cos(math.pi * done))
+            chosen = order[step * how.batch_size : (step + 1) * how.batch_size]
+            x = torch.index_select(unit, 0, chosen)
+            error = torch.addmm(bias, x, weight.T).softmax(dim=1)  # [batch, labels]
+            error.sub_(torch.index_select(targets, 0, chosen)).div_(how.batch_size)
+            # The bias is not penalized, as usual.
+            weight_momentum.mul_(MOMENTUM).addmm_(error.T, x).add_(weight, alpha=how.weight_decay)
+            bias_momentum.mul_(MOMENTUM).add_(error.sum(dim=0))
+            weight.sub_(weight_momentum, alpha=lr)
+            bias.sub_(bias_momentum, alpha=lr)
+    return weight, bias

@@ -1,102 +1,179 @@
-"""Score the encoder of a run: features once, then one protocol; the numbers go into the run folder.
+"""Score an encoder by a protocol; the numbers go into a file with all that led to them.
 
-A protocol is a function of (bank, bank labels, queries, query labels, seed) that yields (name, value), in a file of its
-own. Few labels, fine-tuning, detection and retrieval have their place here, beside knn.py and linear.py.
+A protocol is a function of `Work` that yields (name, value), in a file of its own.
 """
 
-import hashlib
+import logging
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from millionway.data.dataset import open_dataset, open_test
+from millionway import randomness
+from millionway.data.dataset import Dataset, open_dataset, open_test
+from millionway.data.loader import view_batches
 from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
-from millionway.evaluation.features import extract_labelled, labelled_split
+from millionway.evaluation.feature_cache import FeatureCache
+from millionway.evaluation.features import Split, labelled_split
+from millionway.evaluation.few_labels import few_labels
+from millionway.evaluation.finetune import finetune
 from millionway.evaluation.results import write_result
-from millionway.model.encoder_file import encoder_path, load_encoder
+from millionway.evaluation.retrieval import retrieval
+from millionway.evaluation.subject import Subject
+from millionway.evaluation.work import Options, Progress, Work
+from millionway.intervals import half_interval
 from millionway.names import suggest
 
-
-def _knn(bank: Tensor, bank_labels: Tensor, queries: Tensor, query_labels: Tensor, seed: int) -> Iterator:
-    return knn_protocol.knn(bank, bank_labels, queries, query_labels)
+log = logging.getLogger("millionway")
 
 
-PROTOCOLS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, int], Iterator[tuple[str, float]]]] = {
+def _knn(work: Work) -> Iterator[tuple[str, float]]:
+    num_bank = len(work.split.bank.labels)
+    work.used.update(k=[min(k, num_bank) for k in knn_protocol.NEIGHBORS], temperature=knn_protocol.TEMPERATURE)
+    yield from knn_protocol.knn(*work.features)
+
+
+def _linear(work: Work) -> Iterator[tuple[str, float]]:
+    features, options = work.features, work.options
+    how = linear_protocol.Fit.for_images(
+        len(features.bank), options.epochs, options.batch_size, options.lr, options.weight_decay
+    )
+    if options.sweep:
+        lr, reached = linear_protocol.choose_lr(features.bank, features.bank_labels, how, work.seed)
+        work.used["accuracy_on_held_out_by_lr"] = reached
+        how = linear_protocol.replace(how, lr=lr)
+    work.used.update(vars(how), momentum=linear_protocol.MOMENTUM, augment=options.augment)
+    of_epoch = (lambda epoch: _random_view_features(work, epoch)) if options.augment else None
+    yield from linear_protocol.linear(*features, seed=work.seed, how=how, features_of_epoch=of_epoch)
+
+
+@torch.no_grad()
+def _random_view_features(work: Work, epoch: int) -> Tensor:
+    """Features of one random crop, perhaps mirrored, of every training image."""
+    bank, size = work.split.bank, work.subject.encoder.spec.image_size
+    keys = [randomness.key_of(work.seed, "linear view", epoch)]
+    augmentation = {"crop_min": work.options.crop_min, "flip": work.options.flip}
+    views = view_batches(
+        bank.dataset.store,
+        [(keys, ids) for ids in bank.instance_ids.split(256)],
+        size,
+        work.device,
+        **augmentation,
+        jitter=0.0,
+        grayscale=0.0,
+        blur=0.0,
+    )
+    return torch.cat([work.subject.encoder(images).float().cpu() for images, _ in views])
+
+
+def _retrieval(work: Work) -> Iterator[tuple[str, float]]:
+    """Among the images that ask: those of a test split were not trained on."""
+    yield from retrieval(work.features.queries, work.features.query_labels)
+
+
+PROTOCOLS: dict[str, Callable[[Work], Iterator[tuple[str, float]]]] = {
     "knn": _knn,
-    "linear": linear_protocol.linear,
+    "linear": _linear,
+    "few-labels": few_labels,
+    "finetune": finetune,
+    "retrieval": _retrieval,
 }
 
 
 def evaluate(
     protocol: str,
-    run: Path,
+    subject: Subject,
     data: str,
     test_data: str | None = None,
     *,
+    out: Path | None = None,
     data_root: Path | None = None,
     manifest: Path | None = None,
     max_images: int | None = None,
     max_unreadable: float = 0.01,
-    seed: int = 0,
+    seeds: tuple[int, ...] = (0,),
+    options: Options | None = None,
+    cache: FeatureCache | None = None,
     num_threads: int = 2,
     device: torch.device,
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
-) -> dict[str, Any]:
-    """The numbers of a protocol. Queries: test_data, the data's own test split, or a held-out fifth of each class."""
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"evaluate {protocol}: no such protocol. {suggest(protocol, PROTOCOLS)}")
-    started = time.monotonic()
-    encoder = load_encoder(run).to(device)
-    options: dict[str, Any] = {"num_threads": num_threads, "max_unreadable": max_unreadable, "progress": progress}
-    train = open_dataset(data, data_root, manifest, max_images=max_images, **options)
-    test = open_test(data, test_data, data_root, **options)
+    progress: Progress | None = None,
+) -> dict[str, dict[str, Any]]:
+    """{protocol: numbers}; `all` is every one that the data allows.
+
+    Queries: test_data, the data's own test split, or a held-out fifth of each class. Files go to `out`/PROTOCOL.json.
+    """
+    if protocol != "all" and protocol not in PROTOCOLS:
+        raise ValueError(f"evaluate {protocol}: no such protocol. {suggest(protocol, [*PROTOCOLS, 'all'])}")
+    options = options or Options()
+    options.check()
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds must be different numbers, not {' '.join(map(str, seeds))}")
+    subject.encoder.to(device)
+    files: dict[str, Any] = {"num_threads": num_threads, "max_unreadable": max_unreadable, "progress": progress}
+    train = open_dataset(data, data_root, manifest, max_images=max_images, **files)
+    test = open_test(data, test_data, data_root, **files)
+    results = {}
+    for name in PROTOCOLS if protocol == "all" else [protocol]:
+        started, numbers, works = time.monotonic(), [], []
+        try:
+            for seed in seeds:
+                split = _split(name, train, test, seed, data)
+                works.append(Work(subject, split, seed, device, options, progress, cache))
+                numbers.append(dict(PROTOCOLS[name](works[-1])))
+        except ValueError as error:
+            if protocol != "all":
+                raise
+            log.warning("%s is left out: %s", name, error)
+            continue
+        split, used = works[-1].split, works[-1].used
+        settings = {
+            "data": data,
+            "test_data": test_data,
+            "num_bank": len(split.bank.labels),
+            "num_queries": len(split.queries.labels),
+            "num_labels": len(split.label_names),
+            "chance": split.chance,
+            "image_size": subject.encoder.spec.image_size,
+            "encoder": subject.name,
+            "encoder_hash": subject.encoder_hash,
+            "data_fingerprint": train.manifest.fingerprint,
+            **used,
+        }
+        summary = summarize(numbers)
+        if out is not None:
+            write_result(out, name, summary, settings, list(seeds), time.monotonic() - started)
+        results[name] = {**summary["numbers"], "chance": split.chance}
+    return results
+
+
+def _split(protocol: str, train: Dataset, test: Dataset | None, seed: int, data: str) -> Split:
     split = labelled_split(train, test, seed)
     if split is None:
         raise ValueError(
             f"evaluate {protocol}: {data} has no labels. They are the names of the folders directly below it "
             "(at least two), a `label` column of a .csv list, or those of a named set."
         )
-
-    size = encoder.spec.image_size
-    bank, bank_labels = extract_labelled(encoder, split.bank, size, device, progress)
-    queries, query_labels = extract_labelled(encoder, split.queries, size, device, progress)
-    numbers = dict(PROTOCOLS[protocol](bank, bank_labels, queries, query_labels, seed))
-    settings = {
-        "data": data,
-        "test_data": test_data,
-        "num_bank": len(bank),
-        "num_queries": len(queries),
-        "num_labels": len(split.label_names),
-        "chance": split.chance,
-        "image_size": encoder.spec.image_size,
-        "encoder_hash": file_hash(encoder_path(run)),
-        "data_fingerprint": train.manifest.fingerprint,
-        **_settings_of(protocol, len(bank)),
-    }
-    if run.is_dir():
-        write_result(run, protocol, numbers, settings, seed, time.monotonic() - started)
-    return {**numbers, "chance": split.chance}
+    missing = sorted(set(split.queries.labels.tolist()) - set(split.bank.labels.tolist()))
+    if missing:
+        names = ", ".join(split.label_names[label] for label in missing[:5])
+        raise ValueError(f"evaluate {protocol}: {len(missing)} classes have no training image ({names})")
+    return split
 
 
-def _settings_of(protocol: str, num_bank: int) -> dict[str, Any]:
-    if protocol == "knn":
-        k = [min(k, num_bank) for k in knn_protocol.NEIGHBORS]
-        return {"k": k, "temperature": knn_protocol.TEMPERATURE}
-    batch_size = linear_protocol.batch_size_for(num_bank)
-    lr = linear_protocol.LR * batch_size / linear_protocol.BATCH_SIZE
+def summarize(numbers: list[dict[str, float]]) -> dict[str, Any]:
+    """Means over the seeds; with several, also standard deviation, 95 % interval and each seed's own."""
+    means = {name: statistics.mean(each[name] for each in numbers) for name in numbers[0]}
+    if len(numbers) == 1:
+        return {"numbers": means}
+    each = {name: [one[name] for one in numbers] for name in means}
     return {
-        "epochs": linear_protocol.EPOCHS,
-        "batch_size": batch_size,
-        "lr": lr,
-        "momentum": linear_protocol.MOMENTUM,
+        "numbers": means,
+        "standard_deviation": {name: statistics.stdev(values) for name, values in each.items()},
+        "half_of_95_percent_interval": {name: half_interval(values) for name, values in each.items()},
+        "per_seed": numbers,
     }
-
-
-def file_hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:32]

@@ -8,15 +8,16 @@ from millionway.files import write_whole
 
 
 def write_result(
-    run: Path, protocol: str, numbers: dict[str, Any], settings: dict[str, Any], seed: int, seconds: float
+    folder: Path, protocol: str, summary: dict[str, Any], settings: dict[str, Any], seeds: list[int], seconds: float
 ) -> Path:
-    path = run / "evaluation" / f"{protocol}.json"
-    path.parent.mkdir(exist_ok=True)
+    """summary: `numbers`, and what else is known of them."""
+    path = folder / f"{protocol}.json"
+    folder.mkdir(parents=True, exist_ok=True)
     content = {
         "protocol": protocol,
-        "numbers": numbers,
+        **summary,
         "settings": settings,
-        "seed": seed,
+        "seeds": seeds,
         "seconds": round(seconds, 3),
     }
     write_whole(path, json.dumps(content, indent=2) + "\n")

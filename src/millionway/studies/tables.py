@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from millionway.intervals import half_interval
+
 Numbers = dict[str, dict[int, dict[str, Any]]]
 """{row: {seed: result}}"""
 
@@ -24,10 +26,7 @@ def difference(values: dict[int, float], reference: dict[int, float]) -> str:
     differences = [values[seed] - reference[seed] for seed in seeds]
     if len(differences) < 2:
         return "undecided (one seed)"
-    from scipy.stats import t
-
-    mean = statistics.mean(differences)
-    half = float(t.ppf(0.975, len(differences) - 1)) * statistics.stdev(differences) / math.sqrt(len(differences))
+    mean, half = statistics.mean(differences), half_interval(differences)
     verdict = "" if abs(mean) > half else ", undecided"
     return f"{100 * mean:+.1f} ± {100 * half:.1f}{verdict}"
 

@@ -461,4 +461,5 @@ class _Run:
         features, ids = extract(encoder, self.dataset, some, self.spec.image_size, self.device)
         labels = None if self.config.images.labels == "none" else self.dataset.labels
         rows = neighbors(self.dataset, ids, features, labels)
-        write_result(self.run, "neighbors", {"rows": rows}, {}, seed, time.monotonic() - started)
+        summary, seconds = {"numbers": {"rows": rows}}, time.monotonic() - started
+        write_result(self.run / "evaluation", "neighbors", summary, {}, [seed], seconds)

@@ -1,0 +1,119 @@
+"""Training of the whole encoder with labels: what few-labels and finetune share."""
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from millionway import randomness
+from millionway.data.loader import plain_batches, view_batches
+from millionway.evaluation.features import Labelled
+from millionway.evaluation.work import Progress, Work
+
+MOMENTUM = 0.9
+EVAL_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How it is trained: SGD with momentum, cosine to 0, random resized crop and flip."""
+
+    epochs: int
+    batch_size: int
+    encoder_lr: float
+    classifier_lr: float
+    weight_decay: float
+    normalize: bool
+    """features to length 1 before the classifier"""
+    crop_min: float
+    flip: float
+
+
+class Classified(nn.Module):
+    """Encoder and a linear classifier that starts at zero."""
+
+    def __init__(self, encoder: nn.Module, feature_dim: int, num_labels: int, normalize: bool) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = nn.Linear(feature_dim, num_labels)
+        self.normalize = normalize
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.encoder(images)
+        return self.classifier(F.normalize(features) if self.normalize else features)
+
+
+def train(work: Work, part: Labelled, recipe: Recipe, what: str) -> Classified:
+    """A trained copy; the encoder that is scored stays as it is."""
+    encoder = work.subject.encoder
+    model = Classified(copy.deepcopy(encoder), encoder.feature_dim, work.num_labels, recipe.normalize)
+    model = model.to(work.device).train()
+    optimizer = torch.optim.SGD(
+        [
+            {"params": list(model.encoder.parameters()), "peak": recipe.encoder_lr},
+            {"params": list(model.classifier.parameters()), "peak": recipe.classifier_lr},
+        ],
+        lr=0.0,
+        momentum=MOMENTUM,
+        weight_decay=recipe.weight_decay,
+    )
+    ids, label_of = part.instance_ids, torch.full((int(part.instance_ids.max()) + 1,), -1)
+    label_of[ids] = part.labels
+    steps_per_epoch = max(1, len(ids) // recipe.batch_size)
+    num_steps = recipe.epochs * steps_per_epoch
+    batches = [
+        ([randomness.key_of(work.seed, what, epoch)], batch)
+        for epoch in range(recipe.epochs)
+        for batch in _batches(ids, recipe.batch_size, steps_per_epoch, work.seed, what, epoch)
+    ]
+    views = view_batches(
+        part.dataset.store,
+        batches,
+        encoder.spec.image_size,
+        work.device,
+        crop_min=recipe.crop_min,
+        flip=recipe.flip,
+        jitter=0.0,
+        grayscale=0.0,
+        blur=0.0,
+    )
+    for step, (images, read_ids) in enumerate(_tracked(views, num_steps, what, work.progress)):
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+        loss = F.cross_entropy(model(images).float(), label_of[read_ids.cpu()].to(work.device))
+        if not bool(torch.isfinite(loss)):
+            raise ValueError(f"{what}: the loss is not finite at step {step + 1}; use a lower --lr")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def _batches(ids: Tensor, size: int, num: int, seed: int, what: str, epoch: int) -> list[Tensor]:
+    """Full batches of an epoch: BN should not see a batch of one."""
+    order = torch.randperm(len(ids), generator=randomness.generator(seed, what, epoch))
+    return [ids[order[n * size : (n + 1) * size]] for n in range(num)]
+
+
+def _tracked(items, total: int, what: str, progress: Progress | None):
+    return items if progress is None else progress(items, total, what)
+
+
+@torch.no_grad()
+def top_k_accuracy(work: Work, model: Classified, part: Labelled) -> dict[int, float]:
+    """Share of images whose label is among the first k; k = 5 only where there are more labels."""
+    size = work.subject.encoder.spec.image_size
+    hits, num = {k: 0 for k in (1, 5) if k < work.num_labels}, 0
+    label_of = dict(zip(part.instance_ids.tolist(), part.labels.tolist()))
+    for images, ids in plain_batches(part.dataset.store, part.instance_ids, size, EVAL_BATCH, work.device):
+        scores = model(images).float().cpu()
+        labels = torch.tensor([label_of[index] for index in ids.tolist()])
+        num += len(labels)
+        for k in hits:
+            hits[k] += int((scores.topk(k, dim=1).indices == labels[:, None]).sum())
+    return {k: hit / num for k, hit in hits.items()}

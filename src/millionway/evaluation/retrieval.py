@@ -1,0 +1,39 @@
+"""Retrieval: is the nearest other image of the same class? Rate at 1, 5, 10, and mean average precision."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+RANKS = (1, 5, 10)
+BLOCK_QUERIES = 512
+
+
+def retrieval(
+    features: Float[Tensor, "images features"], labels: Int[Tensor, " images"]
+) -> Iterator[tuple[str, float]]:
+    """Every image asks all others, by cosine. Images that are alone in their class do not ask.
+
+    retrieval_top_n: one of the n nearest is of the same class. retrieval_map: mean over queries of average precision.
+    """
+    unit = F.normalize(features)
+    counts = torch.bincount(labels)
+    asking = (counts[labels] > 1).nonzero()[:, 0]
+    if len(asking) == 0:
+        raise ValueError("retrieval needs two images of a class, and every class has only one")
+    hits, precision = torch.zeros(len(RANKS)), 0.0
+    places = torch.arange(1, len(unit), dtype=torch.float64)
+    for block in asking.split(BLOCK_QUERIES):
+        cosines = unit[block] @ unit.T
+        cosines[torch.arange(len(block)), block] = -torch.inf  # itself comes last
+        order = cosines.argsort(dim=1, descending=True, stable=True)[:, :-1]
+        same = labels[order] == labels[block][:, None]  # [block, others]
+        hits += torch.stack([same[:, :rank].any(dim=1).float().sum() for rank in RANKS])
+        found = same.cumsum(dim=1)
+        average = (found.double() / places * same).sum(dim=1) / (counts[labels[block]] - 1)
+        precision += float(average.sum())
+    for rank, hit in zip(RANKS, hits.tolist()):
+        yield f"retrieval_top{rank}", hit / len(asking)
+    yield "retrieval_map", precision / len(asking)

@@ -1,0 +1,133 @@
+"""The encoder that is scored: a run's, a weight file's, a library's, or an untrained one."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from millionway.config import IMAGENET_MEAN, IMAGENET_STD
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.encoder_file import load_encoder
+
+WRAPPERS = ("state_dict", "model", "model_state", "teacher", "student")
+PREFIXES = ("", "module.", "backbone.", "encoder.", "encoder_q.", "model.", "base_encoder.", "resnet.", "trunk.")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An encoder with what identifies it."""
+
+    name: str
+    encoder: Encoder
+    encoder_hash: str
+    run: Path | None = None
+    """the run folder, if it is a run's"""
+
+
+def open_subject(run: Path | None, name: str | None, weights: str | None, image_size: int | None, seed: int) -> Subject:
+    """run: a run folder or an encoder.safetensors. Else `name`, torchvision/NAME or timm/NAME, and its weights.
+
+    weights: a file, `random` (the default), or `supervised`, which is what the library itself offers for download.
+    """
+    if (run is None) == (name is None):
+        raise ValueError("give either --run, a run folder, or --encoder, such as torchvision/resnet50")
+    if run is not None:
+        if weights is not None:
+            raise ValueError("--weights belongs to --encoder; a run has its own")
+        encoder = load_encoder(run)
+        return Subject(str(run), encoder, state_hash(encoder), run if run.is_dir() else None)
+    assert name is not None
+    name, size = full_name(name), image_size or 224
+    spec = EncoderSpec(name, choose_stem(name, "auto", size), size, IMAGENET_MEAN, IMAGENET_STD)
+    encoder = build_encoder(spec, seed)
+    if weights == "supervised":
+        _load(encoder, _supervised_weights(name), weights)
+    elif weights not in (None, "random"):
+        _load(encoder, read_weights(Path(weights)), weights)
+    encoder.eval()
+    return Subject(f"{name}, {weights or 'random'}", encoder, state_hash(encoder))
+
+
+def state_hash(encoder: Encoder) -> str:
+    """Of the weights as they are in memory, and of what else decides a feature."""
+    digest = hashlib.blake2b(json.dumps(asdict(encoder.spec)).encode(), digest_size=16)
+    for name, tensor in sorted(encoder.backbone.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or torch file, out of what they are wrapped in. Nothing else is unpickled."""
+    if not path.is_file():
+        raise ValueError(f"--weights {path}: no such file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise ValueError(f"--weights {path}: not a safetensors file ({error})") from None
+    except Exception as error:  # torch raises anything here, and a foreign class is refused by name
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"--weights {path}: not a file of tensors alone ({reason})") from None
+    while isinstance(content, dict):
+        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), dict)), None)
+        if inner is None:
+            break
+        content = inner
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise ValueError(f"--weights {path}: there are no named tensors in it")
+    return tensors
+
+
+def _supervised_weights(name: str) -> dict[str, Tensor]:
+    library, _, short = name.partition("/")
+    try:
+        if library == "torchvision":
+            import torchvision
+
+            return torchvision.models.get_model(short, weights="DEFAULT").state_dict()
+        import timm
+
+        return timm.create_model(short, pretrained=True).state_dict()
+    except Exception as error:  # no network, or no such weights: the remedy is the same
+        raise ValueError(
+            f"--weights supervised: {name}'s own could not be had ({error}). Give a file with --weights."
+        ) from None
+
+
+def _load(encoder: Encoder, tensors: dict[str, Tensor], source: str) -> None:
+    """Under the names the backbone has, whatever stands before them; layers after the feature are left out."""
+    wanted = encoder.backbone.state_dict()
+    found = max((_under(tensors, first + second) for first in PREFIXES for second in PREFIXES), key=_matches(wanted))
+    missing = [key for key in wanted if key not in found and not key.endswith("num_batches_tracked")]
+    wrong = [key for key in wanted if key in found and found[key].shape != wanted[key].shape]
+    if missing or wrong:
+        parts = []
+        if missing:
+            parts.append(f"{len(missing)} of {len(wanted)} tensors are not there ({', '.join(missing[:3])}, ...)")
+        if wrong:
+            key = wrong[0]
+            shapes = f"{key} is {list(found[key].shape)}, not {list(wanted[key].shape)}"
+            parts.append(f"{len(wrong)} have another shape ({shapes})")
+        unknown = [key for key in found if key not in wanted]
+        if unknown:
+            parts.append(f"{len(unknown)} are unknown ({', '.join(unknown[:3])}, ...)")
+        raise ValueError(
+            f"{source} is not of {encoder.spec.name} with the {encoder.spec.stem} stem: {'; '.join(parts)}"
+        )
+    nn.Module.load_state_dict(encoder.backbone, {**wanted, **{key: found[key] for key in wanted if key in found}})
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+def _matches(wanted: dict[str, Tensor]):
+    return lambda found: sum(key in wanted for key in found)
