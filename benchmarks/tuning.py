@@ -20,22 +20,18 @@ from millionway.studies.grids import Cell, cell
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "benchmarks" / "results" / "tuning"
 SEED, EPOCHS, IMAGES = 0, 5, 10_000
-BASE = {"lr": 0.06, "temperature": 0.1, "row_norm": 1.0, "row_lr": 20.0}
+BASE = {"lr": 0.06, "temperature": 0.15, "row_norm": 1.0, "row_lr": 1.0, "prior": "batch-bn"}
 CHANGES: list[dict] = [
     {},
-    {"lr": 0.03},
-    {"lr": 0.12},
-    {"lr": 0.24},
-    {"row_lr": 5.0},
+    {"row_lr": 10.0},
+    {"prior": "running-bn"},
     {"row_lr": 50.0},
-    {"row_lr": 100.0},
-    {"temperature": 0.05},
-    {"temperature": 0.15},
-    {"temperature": 0.2},
-    {"lr": 0.12, "row_lr": 50.0},
-    {"lr": 0.12, "temperature": 0.15},
-    {"lr": 0.12, "temperature": 0.2, "row_lr": 50.0},
-    {"lr": 0.12, "temperature": 0.2, "row_lr": 100.0},
+    {"lr": 0.12, "row_lr": 10.0},
+    {"temperature": 0.1, "row_lr": 10.0},
+    {"temperature": 0.2, "row_lr": 10.0},
+    {"lr": 0.24, "row_lr": 10.0},
+    {"lr": 0.12},
+    {"lr": 0.12, "temperature": 0.2, "row_lr": 30.0},
 ]
 
 
@@ -43,8 +39,8 @@ def cells() -> list[Cell]:
     made = []
     for changes in CHANGES:
         values = {**BASE, **changes}
-        name = ", ".join(f"{key} {value:g}" for key, value in values.items())
-        made.append(cell(name, EPOCHS, prior="running-bn", **values))
+        name = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
+        made.append(cell(name, EPOCHS, **values))
     return made
 
 

@@ -131,10 +131,10 @@ def _parse(kind: type[Settings], args: list[str], verb: str, default: Settings |
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score an encoder. Protocols: knn, linear, few-labels, finetune, retrieval, or all of them."""
+    """Score an encoder. Protocols: knn, linear, few-labels, finetune, retrieval, detect, or all the data allows."""
 
     protocol: tyro.conf.Positional[str]
-    """knn, linear, few-labels, finetune, retrieval or all"""
+    """knn, linear, few-labels, finetune, retrieval, detect or all"""
     run: config.Chosen[Path] = None
     """the run folder, or an encoder.safetensors"""
     encoder: config.Chosen[str] = None
@@ -144,7 +144,8 @@ class Evaluate:
     image_size: config.Chosen[int] = None
     """side of the images for such an encoder; by default 224"""
     data: config.Chosen[str] = None
-    """labelled images (names of the first folders are the labels); by default the run's own"""
+    """labelled images (names of the first folders are the labels); by default the run's own. detect: a folder in VOC
+    layout, or a COCO .json beside its images"""
     test_data: config.Chosen[str] = None
     """the images that ask; by default the data's test split, or a held-out fifth of each class"""
     out: config.Chosen[Path] = None
@@ -177,6 +178,18 @@ class Evaluate:
     """smallest area of a random crop in training, as a share of the image"""
     flip: float = 0.5
     """probability of a mirror image in training"""
+    detector: Literal["fpn", "c4"] = "fpn"
+    """detect: Faster R-CNN with a feature pyramid, or as in MoCo's transfer"""
+    detect_size: int = 800
+    """detect: shorter side of an image; training takes 0.6 to 1 of it"""
+    iterations: int = 24_000
+    """detect: steps of training"""
+    train_split: str = "trainval"
+    """detect: list in ImageSets/Main to train on"""
+    test_split: str = "test"
+    """detect: list in ImageSets/Main to test on"""
+    bad_boxes: Literal["error", "drop"] = "error"
+    """detect: what to do with boxes outside their image or without area"""
     cache: bool = True
     """keep features for the next time"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -186,7 +199,7 @@ class Evaluate:
 
 
 def evaluate(args: list[str]) -> None:
-    """score an encoder: knn, linear, few-labels, finetune, retrieval"""
+    """score an encoder: knn, linear, few-labels, finetune, retrieval, detect"""
     chosen = _parse(Evaluate, args, "evaluate")
     with _messages():
         numbers = millionway.evaluate(**vars(chosen))

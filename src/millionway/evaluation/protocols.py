@@ -16,8 +16,10 @@ from torch import Tensor
 from millionway import randomness
 from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.loader import view_batches
+from millionway.evaluation import detect as detection
 from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
+from millionway.evaluation.boxes import boxes_fingerprint, has_boxes, read_boxes
 from millionway.evaluation.feature_cache import FeatureCache
 from millionway.evaluation.features import Split, labelled_split
 from millionway.evaluation.few_labels import few_labels
@@ -107,13 +109,16 @@ def evaluate(
 
     Queries: test_data, the data's own test split, or a held-out fifth of each class. Files go to `out`/PROTOCOL.json.
     """
-    if protocol != "all" and protocol not in PROTOCOLS:
-        raise ValueError(f"evaluate {protocol}: no such protocol. {suggest(protocol, [*PROTOCOLS, 'all'])}")
+    known = [*PROTOCOLS, "detect", "all"]
+    if protocol not in known:
+        raise ValueError(f"evaluate {protocol}: no such protocol. {suggest(protocol, known)}")
     options = options or Options()
     options.check()
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds must be different numbers, not {' '.join(map(str, seeds))}")
     subject.encoder.to(device)
+    if protocol == "detect" or (protocol == "all" and has_boxes(Path(data))):
+        return {"detect": _detect(subject, data, test_data, out, seeds, options, num_threads, device, progress)}
     files: dict[str, Any] = {"num_threads": num_threads, "max_unreadable": max_unreadable, "progress": progress}
     train = open_dataset(data, data_root, manifest, max_images=max_images, **files)
     test = open_test(data, test_data, data_root, **files)
@@ -149,6 +154,48 @@ def evaluate(
             write_result(out, name, summary, settings, list(seeds), time.monotonic() - started)
         results[name] = {**summary["numbers"], "chance": split.chance}
     return results
+
+
+def _detect(
+    subject: Subject,
+    data: str,
+    test_data: str | None,
+    out: Path | None,
+    seeds: tuple[int, ...],
+    options: Options,
+    num_threads: int,
+    device: torch.device,
+    progress: Progress | None,
+) -> dict[str, float]:
+    """Test images: test_data, or another split of the data."""
+    started, drop = time.monotonic(), options.bad_boxes == "drop"
+    if test_data is None and Path(data).suffix == ".json":
+        raise ValueError("detect: give the .json of the test images with --test-data")
+    train_set = read_boxes(Path(data), options.train_split, drop_bad=drop)
+    test_set = read_boxes(Path(test_data or data), options.test_split, train_set.names, drop)
+    batch_size = options.batch_size or detection.BATCH_SIZE
+    lr = options.lr or detection.LR * batch_size / detection.BATCH_SIZE
+    recipe = detection.Recipe(options.detector, options.detect_size, options.iterations, batch_size, lr)
+    how: dict[str, Any] = {"device": device, "num_threads": num_threads, "progress": progress}
+    numbers = [
+        dict(detection.detect(subject.encoder, train_set, test_set, recipe, out, seed=seed, **how)) for seed in seeds
+    ]
+    settings = {
+        "data": data,
+        "test_data": test_data,
+        "splits": [options.train_split, options.test_split],
+        "num_train": len(train_set.images),
+        "num_test": len(test_set.images),
+        "classes": train_set.names,
+        "encoder": subject.name,
+        "encoder_hash": subject.encoder_hash,
+        "data_fingerprint": boxes_fingerprint(train_set, test_set),
+        **vars(recipe),
+    }
+    summary = summarize(numbers)
+    if out is not None:
+        write_result(out, "detect", summary, settings, list(seeds), time.monotonic() - started)
+    return summary["numbers"]
 
 
 def _split(protocol: str, train: Dataset, test: Dataset | None, seed: int, data: str) -> Split:

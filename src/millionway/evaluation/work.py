@@ -29,9 +29,15 @@ class Options:
     per_class: int | None = None
     crop_min: float = 0.08
     flip: float = 0.5
+    detector: str = "fpn"
+    detect_size: int = 800
+    iterations: int = 24_000
+    train_split: str = "trainval"
+    test_split: str = "test"
+    bad_boxes: str = "error"
 
     def check(self) -> None:
-        for name in ("epochs", "batch_size", "lr", "per_class"):
+        for name in ("epochs", "batch_size", "lr", "per_class", "detect_size", "iterations"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
@@ -41,6 +47,9 @@ class Options:
             raise ValueError(f"--crop-min is a share of the image above 0 and up to 1, not {self.crop_min}")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"--flip is a share from 0 to 1, not {self.flip}")
+        for name, known in (("detector", ("fpn", "c4")), ("bad_boxes", ("error", "drop"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"--{name.replace('_', '-')} is {' or '.join(known)}, not {getattr(self, name)}")
 
 
 class Features(NamedTuple):
