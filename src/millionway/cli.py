@@ -17,6 +17,7 @@ from millionway import config
 from millionway.names import suggest
 from millionway.parallel.launcher import is_first_process, times_restarted
 from millionway.presets import PRESETS
+from millionway.reporting.page import PLAIN_NUMBERS
 
 Settings = TypeVar("Settings")
 CONF = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
@@ -131,10 +132,10 @@ def _parse(kind: type[Settings], args: list[str], verb: str, default: Settings |
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score an encoder. Protocols: knn, linear, few-labels, finetune, retrieval, detect, or all the data allows."""
+    """Score an encoder. health needs no labels, detect needs boxes, the others need a label for every image."""
 
     protocol: tyro.conf.Positional[str]
-    """knn, linear, few-labels, finetune, retrieval, detect or all"""
+    """knn, linear, few-labels, finetune, retrieval, detect, health, or all that the data allows"""
     run: config.Chosen[Path] = None
     """the run folder, or an encoder.safetensors"""
     encoder: config.Chosen[str] = None
@@ -199,14 +200,15 @@ class Evaluate:
 
 
 def evaluate(args: list[str]) -> None:
-    """score an encoder: knn, linear, few-labels, finetune, retrieval, detect"""
+    """score an encoder: knn, linear, few-labels, finetune, retrieval, detect, health"""
     chosen = _parse(Evaluate, args, "evaluate")
     with _messages():
         numbers = millionway.evaluate(**vars(chosen))
     table = Table("protocol", "", "value")
     for protocol, values in (numbers if chosen.protocol == "all" else {chosen.protocol: numbers}).items():
         for name, value in values.items():
-            table.add_row(protocol, name, f"{value:.2%}")
+            shown = value if isinstance(value, str) else f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
+            table.add_row(protocol, name, shown)
     out.print(table)
     folder = chosen.out or (chosen.run / "evaluation" if chosen.run and chosen.run.is_dir() else None)
     if folder is not None:

@@ -112,9 +112,9 @@ def test_detect_end_to_end_is_what_pycocotools_says(voc: Path, tmp_path: Path) -
     )
     stored = json.loads((tmp_path / "out" / "detect.json").read_text())
     assert stored["numbers"] == numbers and stored["settings"]["classes"] == ["one", "zero"]
-    truth = COCO(str(tmp_path / "out" / "boxes.json"))
-    assert json.loads((tmp_path / "out" / "detections.json").read_text())
-    by_hand = COCOeval(truth, truth.loadRes(str(tmp_path / "out" / "detections.json")), "bbox")
+    truth = COCO(str(tmp_path / "out" / "detect" / "boxes.json"))
+    assert json.loads((tmp_path / "out" / "detect" / "detections.json").read_text())
+    by_hand = COCOeval(truth, truth.loadRes(str(tmp_path / "out" / "detect" / "detections.json")), "bbox")
     by_hand.evaluate()
     by_hand.accumulate()
     by_hand.summarize()

@@ -22,7 +22,15 @@ def test_page_of_a_run_that_has_only_begun(tmp_path) -> None:
 
 def test_page_is_one_file_and_well_formed(tmp_path) -> None:
     steps = [
-        {"kind": "step", "step": s, "epoch": s / 2, "loss": 5.0 - s, "lr": 0.1, "images_per_second": 9.0}
+        {
+            "kind": "step",
+            "step": s,
+            "epoch": s / 2,
+            "loss": 5.0 - s,
+            "lr": 0.1,
+            "batch_top1": 0.1,
+            "images_per_second": 9.0,
+        }
         for s in (1, 2)
     ]
     health = {"instance_top1": 0.1, "instance_top5": 0.3, "effective_rank": 9.0, "positive_cosine": 0.5}

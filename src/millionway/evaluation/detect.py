@@ -249,14 +249,14 @@ def detect(
     num_threads: int,
     progress: Progress | None,
 ) -> Iterator[tuple[str, float]]:
-    """Train, detect, score. Detections and boxes are written to `out`, so that others can score them again."""
+    """Train, detect, score. Detections and boxes are written to `out`/detect, so that others can score them again."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.key_of(seed, "detector"))
         model = build_detector(encoder, len(train_set.names), recipe)
         train(model, train_set, recipe, seed, device, num_threads, progress)
     found, truth = find(model, test_set, device, num_threads, progress), ground_truth(test_set)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "detections.json").write_text(json.dumps(found))
-        (out / "boxes.json").write_text(json.dumps(truth))
+        (out / "detect").mkdir(parents=True, exist_ok=True)
+        (out / "detect" / "detections.json").write_text(json.dumps(found))
+        (out / "detect" / "boxes.json").write_text(json.dumps(truth))
     yield from score(truth, found)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -37,3 +38,14 @@ def effective_rank(features: Float[Tensor, "images features"]) -> float:
     values = torch.linalg.svdvals(features.cpu().double())
     share = values / values.sum().clamp(min=1e-12) + 1e-12
     return float(torch.exp(-(share * share.log()).sum()))
+
+
+def alignment(one: Float[Tensor, "images features"], other: Float[Tensor, "images features"]) -> float:
+    """Mean squared distance of the unit features of two views of an image; 0 is perfect."""
+    return float((F.normalize(one) - F.normalize(other)).square().sum(dim=1).mean())
+
+
+def uniformity(features: Float[Tensor, "images features"]) -> float:
+    """log of the mean of exp(-2 |a - b|^2) over pairs of unit features; 0 is a point, lower is more spread out."""
+    distances = torch.pdist(F.normalize(features.cpu().double()))
+    return float((-2 * distances.square()).exp().mean().log())

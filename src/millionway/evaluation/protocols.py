@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from millionway import randomness
+from millionway.config import from_json
 from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.loader import view_batches
 from millionway.evaluation import detect as detection
@@ -21,17 +22,23 @@ from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
 from millionway.evaluation.boxes import boxes_fingerprint, has_boxes, read_boxes
 from millionway.evaluation.feature_cache import FeatureCache
-from millionway.evaluation.features import Split, labelled_split
+from millionway.evaluation.features import BATCH_SIZE, Split, labelled_split
 from millionway.evaluation.few_labels import few_labels
 from millionway.evaluation.finetune import finetune
+from millionway.evaluation.health import alignment, effective_rank, uniformity
 from millionway.evaluation.results import write_result
 from millionway.evaluation.retrieval import retrieval
 from millionway.evaluation.subject import Subject
 from millionway.evaluation.work import Options, Progress, Work
+from millionway.files import read_metrics
 from millionway.intervals import half_interval
+from millionway.model.encoder import Encoder
 from millionway.names import suggest
+from millionway.verdict import verdict
 
 log = logging.getLogger("millionway")
+
+HEALTH_IMAGES = 2048
 
 
 def _knn(work: Work) -> Iterator[tuple[str, float]]:
@@ -54,23 +61,32 @@ def _linear(work: Work) -> Iterator[tuple[str, float]]:
     yield from linear_protocol.linear(*features, seed=work.seed, how=how, features_of_epoch=of_epoch)
 
 
-@torch.no_grad()
 def _random_view_features(work: Work, epoch: int) -> Tensor:
     """Features of one random crop, perhaps mirrored, of every training image."""
-    bank, size = work.split.bank, work.subject.encoder.spec.image_size
+    bank = work.split.bank
     keys = [randomness.key_of(work.seed, "linear view", epoch)]
-    augmentation = {"crop_min": work.options.crop_min, "flip": work.options.flip}
-    views = view_batches(
-        bank.dataset.store,
-        [(keys, ids) for ids in bank.instance_ids.split(256)],
-        size,
-        work.device,
-        **augmentation,
-        jitter=0.0,
-        grayscale=0.0,
-        blur=0.0,
-    )
-    return torch.cat([work.subject.encoder(images).float().cpu() for images, _ in views])
+    crops = _crops(work.options)
+    return _encode_views(work.subject.encoder, bank.dataset, bank.instance_ids, keys, work.device, crops)[0]
+
+
+def _crops(options: Options) -> dict[str, float]:
+    return {"crop_min": options.crop_min, "flip": options.flip, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0}
+
+
+@torch.no_grad()
+def _encode_views(
+    encoder: Encoder,
+    dataset: Dataset,
+    instance_ids: Tensor,
+    keys: list[int],
+    device: torch.device,
+    augmentation: dict[str, float],
+) -> list[Tensor]:
+    """Features of random views, one tensor for each key, on the CPU."""
+    batches = [(keys, ids) for ids in instance_ids.split(BATCH_SIZE)]
+    views = view_batches(dataset.store, batches, encoder.spec.image_size, device, **augmentation)
+    parts = [encoder(images).float().cpu().chunk(len(keys)) for images, _ in views]
+    return [torch.cat(each) for each in zip(*parts)]
 
 
 def _retrieval(work: Work) -> Iterator[tuple[str, float]]:
@@ -109,7 +125,7 @@ def evaluate(
 
     Queries: test_data, the data's own test split, or a held-out fifth of each class. Files go to `out`/PROTOCOL.json.
     """
-    known = [*PROTOCOLS, "detect", "all"]
+    known = [*PROTOCOLS, "detect", "health", "all"]
     if protocol not in known:
         raise ValueError(f"evaluate {protocol}: no such protocol. {suggest(protocol, known)}")
     options = options or Options()
@@ -123,6 +139,16 @@ def evaluate(
     train = open_dataset(data, data_root, manifest, max_images=max_images, **files)
     test = open_test(data, test_data, data_root, **files)
     results = {}
+    if protocol in ("health", "all"):
+        started = time.monotonic()
+        summary = {"numbers": dict(_health(subject, train, seeds[0], device, options)), **_verdict(subject)}
+        if out is not None:
+            settings = {"data": data, "encoder": subject.name, "encoder_hash": subject.encoder_hash}
+            settings |= {"data_fingerprint": train.manifest.fingerprint, "num_images": len(train.instance_ids)}
+            write_result(out, "health", summary, settings, [seeds[0]], time.monotonic() - started)
+        results["health"] = {**summary["numbers"], **_verdict(subject)}
+    if protocol == "health":
+        return results
     for name in PROTOCOLS if protocol == "all" else [protocol]:
         started, numbers, works = time.monotonic(), [], []
         try:
@@ -154,6 +180,38 @@ def evaluate(
             write_result(out, name, summary, settings, list(seeds), time.monotonic() - started)
         results[name] = {**summary["numbers"], "chance": split.chance}
     return results
+
+
+def _health(
+    subject: Subject, dataset: Dataset, seed: int, device: torch.device, options: Options
+) -> Iterator[tuple[str, float]]:
+    """Numbers that need no labels, from two random views of up to 2,048 images; a run adds its own last ones."""
+    order = torch.randperm(len(dataset.instance_ids), generator=randomness.generator(seed, "health"))
+    ids = dataset.instance_ids[order[:HEALTH_IMAGES]]
+    keys = [randomness.key_of(seed, "health", view) for view in (0, 1)]
+    one, other = _encode_views(subject.encoder, dataset, ids, keys, device, _augmentation(subject, options))
+    lines = [] if subject.run is None else read_metrics(subject.run / "metrics.jsonl")
+    yield "effective_rank", effective_rank(one)
+    yield "alignment", alignment(one, other)
+    yield "uniformity", uniformity(one)
+    for line in [line for line in lines if line["kind"] == "evaluation"][-1:]:
+        for name in ("instance_top1", "instance_top5", "positive_cosine", "hardest_negative_cosine"):
+            yield name, line[name]
+
+
+def _augmentation(subject: Subject, options: Options) -> dict[str, float]:
+    """The run's own views; for other encoders crops and mirror images."""
+    names = ("crop_min", "flip", "jitter", "grayscale", "blur")
+    if subject.run is not None and (subject.run / "config.json").is_file():
+        views = from_json((subject.run / "config.json").read_text()).views
+        return {name: getattr(views, name) for name in names}
+    return _crops(options)
+
+
+def _verdict(subject: Subject) -> dict[str, str]:
+    if subject.run is None:
+        return {}
+    return {"verdict": str(verdict(read_metrics(subject.run / "metrics.jsonl")))}
 
 
 def _detect(

@@ -7,12 +7,15 @@ from typing import Any
 
 from millionway.files import read_metrics, write_whole
 from millionway.reporting.charts import line_chart
+from millionway.verdict import verdict
 
+PLAIN_NUMBERS = ("effective_rank", "alignment", "uniformity", "positive_cosine", "hardest_negative_cosine")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #f3f4f6; margin: 0; }
 main { max-width: 1010px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 34px 0 10px; }
 p.lead { color: #4b5563; margin: 4px 0 20px; }
+p.verdict { background: #fff; border-left: 4px solid #2563eb; padding: 10px 16px; border-radius: 0 8px 8px 0; }
 .cards { display: flex; flex-wrap: wrap; gap: 12px; }
 .card { background: #fff; border-radius: 8px; padding: 12px 18px; box-shadow: 0 1px 2px #0002; }
 .card b { display: block; font-size: 22px; } .card span { color: #6b7280; font-size: 13px; }
@@ -47,6 +50,7 @@ def write_report(run: Path) -> Path:
         f"<h1>{escape(str(run.resolve().name))}</h1>",
         f"<p class=lead>{escape(str(settings['model']['encoder']))} pretrained on {escape(settings['data'])}, "
         f"{settings['images']['image_size']} px, {settings['training']['epochs']} epochs</p>",
+        f"<p class=verdict>{escape(str(verdict(lines)))}</p>",
         _cards(steps, evaluations),
         _charts(steps, evaluations),
         _results(results),
@@ -122,11 +126,15 @@ def _results(results: dict[str, dict]) -> str:
     rows = []
     for protocol, result in results.items():
         about = result["settings"]
-        what = f"{Path(about['data']).name}: {about['num_queries']:,} queries, {about['num_bank']:,} labelled images"
+        what = Path(about["data"]).name
+        if "num_queries" in about:
+            what += f": {about['num_queries']:,} queries, {about['num_bank']:,} labelled images"
+        chance = f"{about['chance']:.1%}" if "chance" in about else ""
         for name, value in result["numbers"].items():
+            shown = f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
             rows.append(
-                f"<tr><td>{escape(protocol)}<td>{escape(name)}<td class=number>{value:.2%}<td>{escape(what)}"
-                f"<td class=number>{about.get('chance', 0):.1%}</tr>"
+                f"<tr><td>{escape(protocol)}<td>{escape(name)}<td class=number>{shown}<td>{escape(what)}"
+                f"<td class=number>{chance}</tr>"
             )
     head = "<tr><th>protocol<th>number<th>value<th>scored on<th>chance</tr>"
     return f"<h2>Evaluation</h2><table>{head}{''.join(rows)}</table>"

@@ -27,6 +27,7 @@ from millionway.evaluation.health import health
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
 from millionway.evaluation.results import write_result
+from millionway.files import read_metrics
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.encoder_file import save_encoder
@@ -52,6 +53,7 @@ from millionway.train.setup import (
     write_run_files,
 )
 from millionway.train.step import StepResult, train_step
+from millionway.verdict import verdict
 
 log = logging.getLogger("millionway")
 
@@ -407,6 +409,8 @@ class _Run:
         shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
         log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, ", ".join(shown))
+        if epoch:
+            log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, verdict(read_metrics(self.metrics.path)))
 
     def _knn(self) -> Iterator[tuple[str, float]]:
         if self.split is None:
