@@ -308,8 +308,8 @@ class Export:
     """the run folder, or an encoder.safetensors"""
     out: Path
     """the file to make"""
-    format: Literal["safetensors", "torch"] = "safetensors"
-    """torch makes a file for torch.load"""
+    format: Literal["safetensors", "torch", "detectron2"] = "safetensors"
+    """torch is for torch.load; detectron2 is for MODEL.WEIGHTS there"""
 
 
 def export(args: list[str]) -> None:
