@@ -136,3 +136,30 @@ def test_sets_from_their_own_files(tmp_path, monkeypatch) -> None:
         source = open_source("fashion-mnist", test=test)
         assert len(source) == 7 and (source.read(2) == images[2]).all()
         assert source.labels is not None and source.labels.names[9] == "Ankle boot"
+
+
+def test_torchvisions_sets_of_files(tmp_path, digit_pixels) -> None:
+    """In the layout that their archives unpack to."""
+
+    def picture(*parts: str) -> None:
+        path = tmp_path.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digit_pixels[0]).save(path)
+
+    for name in ("banded/a.jpg", "dotted/b.jpg", "dotted/c.jpg"):
+        picture("dtd", "dtd", "images", name)
+    (tmp_path / "dtd" / "dtd" / "labels").mkdir()
+    (tmp_path / "dtd" / "dtd" / "labels" / "train1.txt").write_text("dotted/b.jpg\nbanded/a.jpg\n")
+    (tmp_path / "dtd" / "dtd" / "labels" / "test1.txt").write_text("dotted/c.jpg\nbanded/a.jpg\n")
+    picture("SUN397", "a", "abbey", "sun_1.jpg")
+    picture("SUN397", "b", "bar", "sun_2.jpg")
+    (tmp_path / "SUN397" / "ClassName.txt").write_text("/a/abbey\n/b/bar\n")
+    picture("2018", "Birds", "0", "x.jpg")
+    picture("2018", "Fungi", "1", "y.jpg")
+    train, test = (open_source("dtd", tmp_path, test) for test in (False, True))
+    assert train.labels and train.labels.names == ["banded", "dotted"] and train.labels.ids.tolist() == [0, 1]
+    assert [key.rsplit("/")[-1] for key in test.keys] == ["a.jpg", "c.jpg"]
+    for name, names in (("sun397", ["abbey", "bar"]), ("inaturalist2018", ["Birds/0", "Fungi/1"])):
+        source = open_source(name, tmp_path)
+        assert source.labels and source.labels.names == names and source.labels.ids.tolist() == [0, 1]
+        assert source.read(0) and not has_test_split(name)

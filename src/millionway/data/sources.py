@@ -176,7 +176,7 @@ def is_named(data: str) -> bool:
 
 def has_test_split(data: str) -> bool:
     """Whether `open_source(data, test=True)` gives other images."""
-    return is_named(data) and data != "digits"
+    return is_named(data) and data not in ("digits", "sun397", "inaturalist2018")
 
 
 def default_data_root() -> Path:
@@ -339,7 +339,39 @@ def _torchvision(name: str, class_name: str) -> Callable[[Path, bool], ArraySour
     return load
 
 
-NAMED: dict[str, Callable[[Path, bool], ArraySource]] = {
+def _torchvision_files(
+    name: str, class_name: str, split: Callable[[bool], dict[str, str]]
+) -> Callable[[Path, bool], FileSource]:
+    """A set of torchvision's that is files; downloaded into data_root the first time."""
+
+    def load(root: Path, test: bool) -> FileSource:
+        import torchvision.datasets
+
+        kind: Any = getattr(torchvision.datasets, class_name)
+        try:
+            try:
+                dataset = kind(str(root), **split(test))
+            except RuntimeError:  # not there
+                dataset = kind(str(root), download=True, **split(test))
+        except Exception as error:  # whatever the download or the archive raises, the remedy is the same
+            raise ValueError(
+                f"--data {name}: torchvision could neither find it in {root} nor download it ({error}). "
+                "Put its files there, or give their folder with --data-root."
+            ) from None
+        if hasattr(dataset, "index"):  # iNaturalist
+            categories = dataset.all_categories
+            entries = [(Path(dataset.root) / categories[label] / file, label) for label, file in dataset.index]
+        else:
+            categories, entries = dataset.classes, list(zip(dataset._image_files, dataset._labels))
+        entries = sorted((str(path), label) for path, label in entries)
+        keys = [_key(os.path.relpath(path, root)) for path, _ in entries]
+        labels = Labels(np.array([label for _, label in entries], dtype=np.int64), list(categories))
+        return FileSource(name, [path for path, _ in entries], keys, labels)
+
+    return load
+
+
+NAMED: dict[str, Callable[[Path, bool], Source]] = {
     "digits": _digits,
     "fashion-mnist": _fashion_mnist,
     "mnist": _torchvision("mnist", "MNIST"),
@@ -348,4 +380,7 @@ NAMED: dict[str, Callable[[Path, bool], ArraySource]] = {
     "cifar100": _torchvision("cifar100", "CIFAR100"),
     "svhn": _torchvision("svhn", "SVHN"),
     "stl10": _torchvision("stl10", "STL10"),
+    "dtd": _torchvision_files("dtd", "DTD", lambda test: {"split": "test" if test else "train"}),
+    "sun397": _torchvision_files("sun397", "SUN397", lambda test: {}),
+    "inaturalist2018": _torchvision_files("inaturalist2018", "INaturalist", lambda test: {"version": "2018"}),
 }
