@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check bench bench-classifier bench-memory bench-parallel clean
+.PHONY: help setup demo test check bench bench-classifier bench-memory bench-parallel bench-evaluation clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
@@ -54,6 +54,10 @@ bench-parallel: $(READY)
 	$(BIN)/python benchmarks/parallel.py steps --ranks 2 --instances 1281167
 	$(BIN)/python benchmarks/parallel.py alone --instances 131072
 	$(BIN)/python benchmarks/parallel.py largest --ranks 2
+
+bench-evaluation: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/evaluation.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

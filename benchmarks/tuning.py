@@ -26,12 +26,12 @@ CHANGES: list[dict] = [
     {"row_lr": 10.0},
     {"prior": "running-bn"},
     {"row_lr": 50.0},
-    {"lr": 0.12, "row_lr": 10.0},
-    {"temperature": 0.1, "row_lr": 10.0},
-    {"temperature": 0.2, "row_lr": 10.0},
-    {"lr": 0.24, "row_lr": 10.0},
-    {"lr": 0.12},
-    {"lr": 0.12, "temperature": 0.2, "row_lr": 30.0},
+    {"row_lr": 200.0},
+    {"lr": 0.12, "row_lr": 50.0},
+    {"temperature": 0.1, "row_lr": 50.0},
+    {"lr": 0.24, "row_lr": 50.0},
+    {"temperature": 0.2, "row_lr": 100.0},
+    {"lr": 0.12, "temperature": 0.1, "row_lr": 100.0},
 ]
 
 

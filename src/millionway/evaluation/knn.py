@@ -1,6 +1,6 @@
 """Weighted k-NN: each of the k nearest features votes for its label with weight exp(cosine / t)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +19,22 @@ def knn(
     query_labels: Int[Tensor, " queries"],
 ) -> Iterator[tuple[str, float]]:
     """Top-1 accuracy with 20 and with 200 neighbors (all of the bank, if it is smaller)."""
-    for k in NEIGHBORS:
-        answers = vote(bank, bank_labels, queries, min(k, len(bank)))
+    for k, answers in votes(bank, bank_labels, queries, NEIGHBORS).items():
         yield f"knn_{k}", float((answers == query_labels).float().mean())
 
 
-def vote(bank: Tensor, bank_labels: Tensor, queries: Tensor, k: int, temperature: float = TEMPERATURE) -> Tensor:
-    """The label with the largest sum of weights for each query; ties go to the lower label."""
+def votes(
+    bank: Tensor, bank_labels: Tensor, queries: Tensor, ks: Sequence[int], temperature: float = TEMPERATURE
+) -> dict[int, Tensor]:
+    """{k: the label with the largest sum of weights for each query}; ties go to the lower label."""
     bank, queries = F.normalize(bank), F.normalize(queries)
     num_labels = int(bank_labels.max()) + 1
-    answers = []
+    answers: dict[int, list[Tensor]] = {k: [] for k in ks}
     for block in queries.split(BLOCK_QUERIES):
-        cosines, nearest = (block @ bank.T).topk(k, dim=1)  # [block, k]
-        votes = torch.zeros(len(block), num_labels, dtype=cosines.dtype)
-        votes.scatter_add_(1, bank_labels[nearest], torch.exp(cosines / temperature))
-        answers.append(votes.argmax(dim=1))
-    return torch.cat(answers)
+        cosines, nearest = (block @ bank.T).topk(min(max(ks), len(bank)), dim=1)  # [block, k], nearest first
+        weights, labels = torch.exp(cosines / temperature), bank_labels[nearest]
+        for k, parts in answers.items():
+            sums = torch.zeros(len(block), num_labels, dtype=cosines.dtype)
+            sums.scatter_add_(1, labels[:, :k], weights[:, :k])
+            parts.append(sums.argmax(dim=1))
+    return {k: torch.cat(parts) for k, parts in answers.items()}
