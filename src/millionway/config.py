@@ -63,7 +63,7 @@ class Model:
 class Classifier:
     temperature: float = 0.15
     """divides the cosines"""
-    prior: Literal["random", "fixed-bn", "batch-bn", "running-bn"] = "running-bn"
+    prior: Literal["random", "fixed-bn", "batch-bn", "running-bn"] = "batch-bn"
     """what the rows start as: random numbers, or features of the untrained network with BN in one of three modes"""
     row_norm: Chosen[float] = None
     """length of the first rows; by default as the prior gives them (random: as batch-bn would)"""
