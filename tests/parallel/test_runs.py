@@ -135,6 +135,23 @@ def test_a_killed_rank_is_started_again(tmp_path: Path, digit_folder: Path, undi
 
 
 @pytest.mark.slow
+def test_three_processes_resume_to_the_same_numbers(tmp_path: Path, digit_folder: Path) -> None:
+    """To rounding: DDP sums gradients in buckets, and orders them anew after a start."""
+    whole, out = tmp_path / "whole", tmp_path / "cut"
+    steady = ("--lr", "0.0003", "--row-lr", "10")  # so that rounding is not magnified by BN of a few small images
+    assert pretrain(3, digit_folder, whole, *steady).returncode == 0
+    with begun(3, digit_folder, out, *steady) as process:
+        os.killpg(process.pid, signal.SIGKILL)
+        for pid in ranks_of(out):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command(3, "--resume", "--out", str(out)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "going on from" in done.stderr
+    assert losses(out) == pytest.approx(losses(whole), rel=1e-6)
+
+
+@pytest.mark.slow
 def test_after_everything_was_killed_the_run_goes_on_with_any_number_of_processes(
     tmp_path: Path, digit_folder: Path, undisturbed: Path
 ) -> None:
