@@ -1,0 +1,65 @@
+"""The evidence in docs/experiments.md: the paper's ablations on CIFAR-10 and Fashion-MNIST, with a small encoder.
+
+    python benchmarks/studies.py --cifar10 FOLDER [--jobs 2]      # FOLDER/train/CLASS/*.png, FOLDER/test/CLASS/*.png
+    python benchmarks/studies.py --cifar10 FOLDER --only smoothing
+
+About eight hours on 2 cores; finished runs in benchmarks/results/studies are not run again. Fashion-MNIST is Debian's
+package dataset-fashion-mnist, or torchvision's download.
+"""
+
+import argparse
+from pathlib import Path
+
+from presets import write_between_marks
+
+import millionway
+from millionway.console import messages
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "studies"
+SEEDS, EPOCHS, IMAGES = (1, 2, 3), (10,), 10_000
+PLAN = [
+    ("cifar10", "prior-similarity"),
+    ("cifar10", "initialization"),
+    ("cifar10", "components"),
+    ("cifar10", "instance-vs-semantic"),
+    ("fashion-mnist", "prior-similarity"),
+    ("fashion-mnist", "initialization"),
+    ("cifar10", "smoothing"),
+    ("fashion-mnist", "components"),
+    ("cifar10", "sampling"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cifar10", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="+", help="studies to run, by name")
+    chosen = parser.parse_args()
+    data = {
+        "cifar10": {"data": str(chosen.cifar10 / "train"), "test_data": str(chosen.cifar10 / "test")},
+        "fashion-mnist": {"data": "fashion-mnist"},
+    }
+    for name, study in PLAN:
+        if chosen.only and study not in chosen.only:
+            continue
+        with messages():
+            table = millionway.study(
+                study,
+                out=RESULTS / name,
+                preset=f"{name}-small",
+                seeds=SEEDS,
+                epochs=EPOCHS,
+                jobs=chosen.jobs,
+                max_images=IMAGES,
+                eval_images=5000,
+                **data[name],
+            )
+        path = table.relative_to(ROOT / "benchmarks").with_suffix(".svg")
+        text = f"{table.read_text().strip()}\n\n![{study} on {name}](../benchmarks/{path})"
+        write_between_marks(ROOT / "docs" / "experiments.md", f"study {study} {name}", text)
+
+
+if __name__ == "__main__":
+    main()
