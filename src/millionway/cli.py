@@ -266,6 +266,10 @@ def plan(args: list[str]) -> None:
         table.add_row("largest number of images", *(f"{answers[name].largest_instances:,}" for name in names))
     for part, seconds in answers["hybrid"].seconds.items():
         table.add_row(f"seconds a step, {part}", f"{seconds:.2f}", "")
+    search = answers["hybrid"].hardest_seconds
+    if search is not None:
+        how = "measured on fewer rows" if chosen.calibrate else "estimated"
+        table.add_row(f"seconds an epoch, hardest classes ({how})", f"{search:.1f}", "")
     out.print(table)
 
 

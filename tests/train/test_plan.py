@@ -65,6 +65,16 @@ def test_the_largest_number_fits_and_the_next_does_not() -> None:
     assert answers["hybrid"].largest_instances > 6 * (answers["replicated"].largest_instances or 0)
 
 
+def test_the_search_for_hardest_classes_is_estimated() -> None:
+    answer = millionway.plan("1.28M", devices=8, batch_size=4096)["hybrid"]
+    assert 1 < answer.hardest_seconds < 20  # 5e13 operations on each of eight GPUs
+    assert millionway.plan("1.28M", devices=8, batch_size=4096, hardest=0)["hybrid"].hardest_seconds is None
+    measured = millionway.plan(
+        20_000, batch_size=8, encoder="narrow-resnet", image_size=16, hardest=10, device="cpu", calibrate=True
+    )["hybrid"]
+    assert 0 < measured.hardest_seconds < 100 and set(measured.seconds) == {"rows", "encoder"}
+
+
 def test_numbers_as_people_write_them() -> None:
     assert [number(text) for text in ("14.2M", "1,281,167", "32GB", "32GiB", "5k", "7")] == [
         *(14_200_000, 1_281_167, 32_000_000_000, 32 * 2**30, 5000, 7)

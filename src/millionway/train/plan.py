@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from millionway.parallel.layout import local_range
 from millionway.train.step import Network
 
 FLOAT = 4
+TFLOPS = {"cuda": 10.0, "mps": 2.0, "cpu": 0.05}
+"""float32 products, a cautious guess for the search where nothing is measured"""
 MALLOC_KEEPS = 6
 """One part in so many of the activations: 1/10 to 1/4 was measured, by chance, from run to run."""
 
@@ -58,6 +60,8 @@ class Answer:
     """that fit into the device's memory"""
     seconds: dict[str, float] = field(default_factory=dict)
     """of a step, if measured"""
+    hardest_seconds: float | None = None
+    """of the search for the hardest classes, once per epoch: measured, or estimated from its products"""
 
     @property
     def total(self) -> int:
@@ -76,9 +80,30 @@ def plan(question: Question, calibrate: bool = False) -> dict[str, Answer]:
     if question.device_memory is not None:
         for name, rows in (("hybrid", _hybrid_rows), ("replicated", _replicated_rows)):
             answers[name].largest_instances = _largest(question, sum(network.values()), rows)
+    hardest = question.hardest > 0
+    if hardest:
+        answers["hybrid"].hardest_seconds = _products(question) / TFLOPS[question.device] / 1e12
     if calibrate:
         answers["hybrid"].seconds = _measure(question)
+        if hardest:
+            answers["hybrid"].hardest_seconds = _measure_hardest(question)
     return answers
+
+
+def _products(question: Question) -> float:
+    """Floating-point operations of a device's search: its rows with all, its own among themselves only half."""
+    own = local_range(question.instances, 0, question.devices)[1]
+    return 2.0 * question.dim * own * (question.instances - own / 2)
+
+
+def _measure_hardest(question: Question) -> float:
+    """A search among fewer rows on this device, scaled by its products."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    some = min(question.instances, max(8192, 16 * question.hardest))
+    classifier = InstanceClassifier(some, question.dim, device=device)
+    small = replace(question, instances=some, devices=1)
+    seconds = _median_seconds(lambda: classifier.hardest(min(question.hardest, some - 1)), device)
+    return seconds * _products(question) / _products(small)
 
 
 def _network(question: Question) -> Network:
@@ -225,7 +250,7 @@ def _measure(question: Question) -> dict[str, float]:
     return {"rows": rows_seconds, "encoder": encoder_seconds}
 
 
-def _median_seconds(work: Callable[[], None], device: torch.device) -> float:
+def _median_seconds(work: Callable[[], object], device: torch.device) -> float:
     seconds = []
     for _ in range(4):
         started = time.perf_counter()
