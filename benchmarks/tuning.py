@@ -30,8 +30,6 @@ CHANGES: list[dict] = [
     {"lr": 0.12, "row_lr": 50.0},
     {"temperature": 0.1, "row_lr": 50.0},
     {"lr": 0.24, "row_lr": 50.0},
-    {"temperature": 0.2, "row_lr": 100.0},
-    {"lr": 0.12, "temperature": 0.1, "row_lr": 100.0},
 ]
 
 

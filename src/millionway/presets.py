@@ -55,9 +55,8 @@ def cifar10_small() -> Pretrain:
         epochs=10,
         batch_size=256,
         lr=0.06,
-        temperature=0.1,
         row_norm=1.0,
-        row_lr=20.0,
+        row_lr=50.0,
     )
 
 
