@@ -140,7 +140,8 @@ class Pretrain:
     """Pretrain an encoder on the images of a folder, without labels."""
 
     data: str
-    """a folder of images (flat or nested), a .txt or .csv list of files, or a named set such as digits or cifar10"""
+    """a folder of images (flat or nested), a list of files (.txt, .csv, .parquet), tar shards, Parquet or Arrow with an
+    image column, .npz or .npy, an address such as s3://..., or a named set such as digits or cifar10"""
     out: Path
     """the run folder to make"""
     preset: Chosen[str] = None

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from millionway.data import sources
-from millionway.data.sources import FileSource, has_test_split, open_source
+from millionway.data import named_sets
+from millionway.data.folders import FileSource
+from millionway.data.sources import has_test_split, open_source
 
 
 def picture(path, value: int = 0) -> None:
@@ -131,7 +132,7 @@ def test_sets_from_their_own_files(tmp_path, monkeypatch) -> None:
     assert len(source) == 7 and (source.read(2) == images[2]).all()
     for path in raw.iterdir():
         (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path)
+    monkeypatch.setattr(named_sets, "DEBIAN_FASHION_MNIST", tmp_path)
     for test in (False, True):
         source = open_source("fashion-mnist", test=test)
         assert len(source) == 7 and (source.read(2) == images[2]).all()

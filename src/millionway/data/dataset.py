@@ -12,7 +12,8 @@ from torch import Tensor
 
 from millionway.data.loader import Store, open_store
 from millionway.data.manifest import Manifest, build_manifest, difference
-from millionway.data.sources import Labels, Part, Source, has_test_split, open_source
+from millionway.data.source import Labels, Part, Source
+from millionway.data.sources import has_test_split, open_source
 
 log = logging.getLogger("millionway")
 

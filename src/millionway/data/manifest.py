@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from millionway.data.images import UnreadableImage, decode
-from millionway.data.sources import Labels, Source
+from millionway.data.source import Labels, Source
 from millionway.data.threads import in_order
 from millionway.files import replacing
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from millionway import randomness
 from millionway.data.dataset import Dataset
 from millionway.data.loader import plain_batches
-from millionway.data.sources import Labels
+from millionway.data.source import Labels
 
 HELD_OUT = 0.2  # share of each class that asks, where the data has no test split; the rest answers
 BATCH_SIZE = 256

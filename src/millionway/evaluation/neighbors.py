@@ -11,7 +11,7 @@ from torch import Tensor
 
 from millionway.data.dataset import Dataset
 from millionway.data.images import UnreadableImage, decode
-from millionway.data.sources import Labels
+from millionway.data.source import Labels
 
 NUM_QUERIES = 10
 NUM_NEIGHBORS = 8

@@ -15,7 +15,8 @@ from millionway import config as settings
 from millionway.config import Pretrain
 from millionway.console import console, track
 from millionway.data.dataset import open_dataset
-from millionway.data.sources import Source, open_source
+from millionway.data.source import Source
+from millionway.data.sources import open_source
 from millionway.environment import describe_environment, num_cores
 from millionway.files import write_whole
 from millionway.names import suggest

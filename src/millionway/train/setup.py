@@ -13,7 +13,9 @@ from millionway import config as settings
 from millionway.config import Pretrain
 from millionway.console import track
 from millionway.data.dataset import Dataset, open_dataset
-from millionway.data.sources import Source, is_named
+from millionway.data.remote import is_remote
+from millionway.data.source import Source
+from millionway.data.sources import is_named
 from millionway.environment import describe_environment, num_cores
 from millionway.files import write_whole
 from millionway.model.classifier import InstanceClassifier
@@ -230,7 +232,7 @@ def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Gro
 
 
 def _absolute_data(data: str | None) -> str | None:
-    return data if data is None or is_named(data) else str(_absolute(Path(data)))
+    return data if data is None or is_named(data) or is_remote(data) else str(_absolute(Path(data)))
 
 
 def _with_stem(config: Pretrain) -> Pretrain:

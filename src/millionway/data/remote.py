@@ -1,0 +1,70 @@
+"""Images behind an address (s3://, gs://, http://, ...), through fsspec."""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from millionway.data.folders import labels_of_folders
+from millionway.data.images import EXTENSIONS, UnreadableImage
+from millionway.data.source import Labels
+
+log = logging.getLogger("millionway")
+
+NUM_TRIES = 3
+WAIT_SECONDS = 1.0
+
+
+@dataclass
+class RemoteSource:
+    """Files of a file system that fsspec knows."""
+
+    name: str
+    files: Any
+    paths: list[str]
+    sizes: list[int]
+    keys: list[str]
+    labels: Labels | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def num_bytes(self, index: int) -> int:
+        return self.sizes[index]
+
+    def read(self, index: int) -> bytes:
+        """A network that fails once is asked again."""
+        for attempt in range(NUM_TRIES):
+            try:
+                return self.files.cat_file(self.paths[index])
+            except FileNotFoundError:
+                raise UnreadableImage("it is no longer there") from None
+            except Exception as error:  # every file system has errors of its own
+                if attempt == NUM_TRIES - 1:
+                    raise UnreadableImage(str(error) or type(error).__name__) from None
+                time.sleep(WAIT_SECONDS * 2**attempt)
+        raise AssertionError
+
+
+def is_remote(data: str) -> bool:
+    return "://" in data
+
+
+def open_remote(data: str) -> RemoteSource:
+    """Every image below the address, in the order of its path."""
+    import fsspec
+
+    try:
+        files, root = fsspec.core.url_to_fs(data)
+        found = files.find(root, detail=True)
+    except Exception as error:  # a missing package, no permission, no such place: said by the file system
+        raise ValueError(f"--data {data} cannot be listed: {str(error) or type(error).__name__}") from None
+    images = {path: entry for path, entry in found.items() if os.path.splitext(path)[1].lower() in EXTENSIONS}
+    if not images:
+        raise ValueError(f"--data {data}: no image found among {len(found)} files")
+    root = root.rstrip("/")
+    listed = sorted((path.removeprefix(root).lstrip("/"), path, entry) for path, entry in images.items())
+    keys = [key for key, _, _ in listed]
+    sizes = [int(entry.get("size") or 0) for _, _, entry in listed]
+    return RemoteSource(data, files, [path for _, path, _ in listed], sizes, keys, labels_of_folders(keys))

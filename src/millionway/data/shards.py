@@ -1,0 +1,140 @@
+"""Tar shards in WebDataset's layout: NAME.jpg and perhaps NAME.cls beside it. Read at random by an index of offsets."""
+
+import hashlib
+import logging
+import os
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from millionway.data.images import EXTENSIONS, UnreadableImage
+from millionway.data.source import Labels, key_of_path, labels_from
+from millionway.files import replacing
+
+log = logging.getLogger("millionway")
+
+VERSION = 1
+
+
+@dataclass
+class ShardSource:
+    """Images by (shard, offset, size). Nothing stays open: any thread or process may read."""
+
+    name: str
+    shards: list[str]
+    shard_of: Sequence[int]
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+    keys: Sequence[str]
+    labels: Labels | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def num_bytes(self, index: int) -> int:
+        try:
+            there = os.stat(self.shards[self.shard_of[index]]).st_size
+        except OSError:
+            return -1
+        return self.sizes[index] if self.offsets[index] + self.sizes[index] <= there else -1
+
+    def read(self, index: int) -> bytes:
+        path, size = self.shards[self.shard_of[index]], self.sizes[index]
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                data = os.pread(descriptor, size, self.offsets[index])
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UnreadableImage(f"{Path(path).name}: {error.strerror}") from None
+        if len(data) < size:
+            raise UnreadableImage(f"{Path(path).name} ends before it: the shard is truncated")
+        return data
+
+
+def expand(pattern: str) -> list[str]:
+    """train-{000..099}.tar is a hundred paths."""
+    match = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if match is None:
+        return [pattern]
+    first, last = match.groups()
+    numbers = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return [path for n in numbers for path in expand(f"{pattern[: match.start()]}{n}{pattern[match.end() :]}")]
+
+
+def open_shards(name: str, paths: Sequence[str]) -> ShardSource:
+    """All images of the shards, in their order. The key is the shard's name and the name inside it."""
+    twice = [path for path, count in Counter(os.path.realpath(path) for path in paths).items() if count > 1]
+    if twice:
+        raise ValueError(f"--data {name}: shard {twice[0]} is listed twice, so its images would have two rows each")
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        raise ValueError(f"--data {name}: {len(missing)} shards are missing, for example {missing[0]}")
+    shard_of, offsets, sizes, keys, texts = [], [], [], [], []
+    for number, path in enumerate(paths):
+        index = _index(path)
+        shard_of += [number] * len(index)
+        offsets += index["offset"].to_pylist()
+        sizes += index["size"].to_pylist()
+        keys += [f"{Path(path).name}/{member}" for member in index["name"].to_pylist()]
+        texts += index["label"].to_pylist()
+    if not keys:
+        raise ValueError(f"--data {name}: no image in {len(paths)} shards")
+    repeated = [key for key, count in Counter(keys).items() if count > 1]
+    if repeated:
+        raise ValueError(f"--data {name}: {len(repeated)} names occur twice, for example {repeated[0]!r}")
+    return ShardSource(name, list(paths), shard_of, offsets, sizes, keys, labels_from(texts))
+
+
+def _index(path: str) -> pa.Table:
+    """offset, size, name and label of every image; kept, so that a shard is walked through only once."""
+    status = os.stat(path)
+    identity = f"{VERSION}:{os.path.realpath(path)}:{status.st_size}:{status.st_mtime_ns}"
+    folder = Path(os.environ.get("MILLIONWAY_INDEX", "~/.cache/millionway/index")).expanduser()
+    kept = folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.arrow"
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(kept))).read_all()
+    except (OSError, pa.ArrowInvalid):
+        pass  # not there, or not whole
+    table = _walk(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(kept) as aside, pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
+            out.write_table(table)
+    except OSError as error:
+        log.warning("the index of %s is not kept: %s", path, error.strerror)
+    return table
+
+
+def _walk(path: str) -> pa.Table:
+    members, labels = [], {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            try:
+                for member in archive:
+                    if not member.isfile():
+                        continue
+                    stem, extension = os.path.splitext(member.name)
+                    if extension.lower() in EXTENSIONS and not os.path.basename(stem).startswith("."):
+                        members.append((member.offset_data, member.size, stem, member.name))
+                    elif extension == ".cls":
+                        file = archive.extractfile(member)
+                        labels[stem] = file.read().decode("utf-8", "replace").strip() if file else ""
+            except (tarfile.TarError, OSError, EOFError) as error:
+                log.warning("%s is damaged after %d images: %s", path, len(members), error)
+    except (tarfile.TarError, OSError) as error:
+        raise ValueError(f"--data {path}: not a tar file ({error}). Compressed ones must be unpacked first.") from None
+    return pa.table(
+        {
+            "offset": pa.array([member[0] for member in members], pa.int64()),
+            "size": pa.array([member[1] for member in members], pa.int64()),
+            "name": pa.array([key_of_path(member[3]) for member in members], pa.string()),
+            "label": pa.array([labels.get(member[2], "") for member in members], pa.string()),
+        }
+    )
