@@ -148,6 +148,8 @@ class Pretrain:
     """start from the settings of a preset; `millionway presets` lists them"""
     resume: bool = False
     """go on with the run in --out"""
+    data_changed: bool = False
+    """with --resume: images came, went or were renamed; who stayed keeps its row, who came gets one"""
     init_from: Chosen[Path] = None
     """take the encoder's first weights from an encoder.safetensors"""
     training: Training = field(default_factory=Training)
@@ -162,8 +164,8 @@ PATHS = frozenset({"out", "init_from", "data_root", "manifest"})
 GROUPS = ("training", "model", "classifier", "views", "images", "running")
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
-    ["data", "test_data", "out", "resume", "init_from", "data_root", "manifest", "max_unreadable", "device", "threads"]
-) | frozenset(["eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"])
+    ["data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"]
+) | frozenset(["device", "threads", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"])
 
 
 def flat(config: Pretrain) -> dict[str, Any]:

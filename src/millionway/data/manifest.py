@@ -30,9 +30,12 @@ SCHEMA = pa.schema(
 )
 
 
+REMOVED = "removed"  # the problem of an image that is gone; its number waits for another
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The list, as an Arrow table in row order. An unreadable image keeps its number and is never visited."""
+    """The list, as an Arrow table in row order. An unreadable or removed image keeps its number, unvisited."""
 
     table: pa.Table
 
@@ -54,7 +57,8 @@ class Manifest:
     @cached_property
     def problems(self) -> dict[str, str]:
         """key -> reason, for the images that cannot be read."""
-        return {self.keys[i]: self.table["problem"][i].as_py() for i in np.flatnonzero(~self.readable)}
+        reasons = {self.keys[i]: self.table["problem"][i].as_py() for i in np.flatnonzero(~self.readable)}
+        return {key: reason for key, reason in reasons.items() if reason != REMOVED}
 
     @cached_property
     def labels(self) -> Labels | None:
@@ -71,6 +75,7 @@ class Manifest:
         for name in ("key", "content_hash"):
             for value in self.table[name].to_pylist():
                 digest.update(value.encode() + b"\0")
+        digest.update(np.flatnonzero(self.column("problem") == REMOVED).tobytes())
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
@@ -135,6 +140,93 @@ def _examine(source: Source, index: int) -> tuple[int, int, int, str, str]:
         return num_bytes, image.width, image.height, content_hash, ""
     except UnreadableImage as error:
         return num_bytes, 0, 0, content_hash, str(error)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What happened to the images since a list was made."""
+
+    manifest: Manifest
+    """the new list: who stayed keeps its number, who went is marked, who came has a free number or one at the end"""
+    new_ids: np.ndarray
+    """[new or changed images] whose rows must be written"""
+    num_removed: int
+    num_renamed: int
+
+    def __str__(self) -> str:
+        return f"{len(self.new_ids):,} new or changed, {self.num_removed:,} removed, {self.num_renamed:,} renamed"
+
+
+def update_manifest(
+    old: Manifest,
+    source: Source,
+    num_threads: int,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+) -> Changes:
+    """The list of the same images as they are now. Order does not matter; a renamed image is known by its content."""
+    then = {key: row for row, key in enumerate(old.keys) if old.table["problem"][row].as_py() != REMOVED}
+    sizes, hashes = old.column("num_bytes"), old.table["content_hash"].to_pylist()
+    place_of: dict[int, int] = {}  # number -> place in the source
+    unknown = []
+    for place, key in enumerate(source.keys):
+        row = then.get(key)
+        if row is not None and source.num_bytes(place) == sizes[row]:
+            place_of[row] = place
+        else:
+            unknown.append(place)
+    rows = in_order(lambda place: _examine(source, place), unknown, num_threads, 64)
+    examined = dict(zip(unknown, progress(rows, len(unknown), "indexing new images") if progress else rows))
+    gone_by_hash = {hashes[row]: row for row in then.values() if row not in place_of and hashes[row]}
+    new_places, num_renamed = [], 0
+    for place in unknown:
+        row = gone_by_hash.pop(examined[place][3], None)
+        if row is not None:
+            place_of[row] = place
+            num_renamed += 1
+        else:
+            new_places.append(place)
+    # A changed file keeps its number if it can; other new ones take those of removed images, then new ones.
+    new_ids, waiting = {}, []
+    for place in new_places:
+        row = then.get(str(source.keys[place]))
+        if row is not None and row not in place_of:
+            new_ids[row] = place
+        else:
+            waiting.append(place)
+    free = [row for row in range(len(old)) if row not in place_of and row not in new_ids]
+    numbers = [*free, *range(len(old), len(old) + max(0, len(waiting) - len(free)))]
+    new_ids |= dict(zip(numbers, waiting))
+    place_of |= new_ids
+    manifest = _renumbered(old, source, place_of, examined, max(len(old), 1 + max(place_of, default=-1)))
+    num_removed = sum(row not in place_of for row in then.values())
+    num_removed += sum(row in new_ids and source.keys[new_ids[row]] != key for key, row in then.items())
+    return Changes(manifest, np.array(sorted(new_ids), dtype=np.int64), num_removed, num_renamed)
+
+
+def _renumbered(
+    old: Manifest, source: Source, place_of: dict[int, int], examined: dict[int, tuple], num: int
+) -> Manifest:
+    columns: dict[str, list] = {name: old.table[name].to_pylist() for name in SCHEMA.names}
+    for values in columns.values():
+        values += [None] * (num - len(values))
+    labels = source.labels
+    for row in range(num):
+        columns["instance_id"][row] = row
+        place = place_of.get(row)
+        columns["label"][row] = -1 if place is None or labels is None else int(labels.ids[place])
+        is_test = None if labels is None else labels.is_test
+        columns["is_test"][row] = False if place is None or is_test is None else bool(is_test[place])
+        if place is None:
+            columns["num_bytes"][row], columns["problem"][row] = -1, REMOVED
+            continue
+        columns["key"][row] = source.keys[place]
+        if place in examined:
+            names = ("num_bytes", "width", "height", "content_hash", "problem")
+            for name, value in zip(names, examined[place]):
+                columns[name][row] = value
+    metadata = dict(old.table.schema.metadata or {})
+    metadata[b"label_names"] = json.dumps(labels.names if labels else []).encode()
+    return Manifest(pa.table(columns, schema=SCHEMA.with_metadata(metadata)))
 
 
 def difference(manifest: Manifest, source: Source) -> str:

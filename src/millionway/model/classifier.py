@@ -275,6 +275,18 @@ class InstanceClassifier(nn.Module):
         return Comparison(*ours)
 
     @torch.no_grad()
+    def take_rows(self, other: "InstanceClassifier") -> None:
+        """Rows and momentum of another classifier under the same numbers; it may have another number of classes."""
+        start, stop = self.local_range
+        state = (other.weight, other.momentum)
+        for first, (rows, momentum) in collectives.ring(other.group, other.num_instances, *state):
+            ids = torch.arange(first, first + len(rows), device=rows.device)
+            places, here = find_places(ids, start, stop)
+            self.weight[places[here]] = rows[here]
+            self.momentum[places[here]] = momentum[here]
+        self.step = other.step
+
+    @torch.no_grad()
     def set_rows(self, instance_ids: Int[Tensor, " n"], rows: Float[Tensor, "n dim"]) -> None:
         """Write rows as they are: those of the given classes that live here. No other rank is needed for it."""
         self._check_form(rows, instance_ids)

@@ -133,7 +133,7 @@ def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, 
     """All ranks together: each writes its rows, the first one the rest."""
     final = checkpoints / snapshot.name
     aside = checkpoints / f".{final.name}.tmp"
-    there = first_alone(group, lambda: final.exists() and not find_damage(final))
+    there = first_alone(group, lambda: final.exists() and _fingerprint(final) == fingerprint)
     if any_rank(group, bool(there)):
         return final
     try:
@@ -203,6 +203,16 @@ def _newest(checkpoints: Path, fingerprint: str) -> Path | None:
             )
         return folder
     return None
+
+
+def newest_fingerprint(checkpoints: Path) -> str:
+    """Of the images of the newest checkpoint that is whole, or ''."""
+    return next(filter(None, map(_fingerprint, complete(checkpoints))), "")
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of a checkpoint's images; '' if it is damaged."""
+    return "" if find_damage(folder) else json.loads((folder / "state.json").read_text())["fingerprint"]
 
 
 def find_damage(folder: Path) -> str:

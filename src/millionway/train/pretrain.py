@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -32,12 +33,13 @@ from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.encoder_file import save_encoder
 from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
-from millionway.parallel.collectives import all_or_none, any_rank, first_alone, gather
+from millionway.parallel.collectives import add_up, all_or_none, any_rank, first_alone, gather
 from millionway.parallel.group import Group, leave
 from millionway.parallel.launcher import local_rank
 from millionway.parallel.signs_of_life import SignsOfLife
 from millionway.parallel.sync_bn import average_statistics
 from millionway.train import checkpoint
+from millionway.train.changes import CHANGED, MANIFEST, Before, accept_change, changed_images
 from millionway.train.metrics import Metrics, peak_memory_bytes
 from millionway.train.schedule import learning_rate
 from millionway.train.setup import (
@@ -94,12 +96,15 @@ def pretrain(config: Pretrain) -> Path:
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
         if config.model.encoder is not None:
             config = settings.with_settings(config, encoder=full_name(config.model.encoder))
-        dataset = _open_images(config, device, group, run / "manifest.arrow")
+        if config.data_changed and not config.resume:
+            raise ValueError("--data-changed is for --resume: a new run takes the images as they are")
+        before = changed_images(config, group, run) if config.resume else None
+        dataset = _open_images(config, device, group, run / (CHANGED if before else MANIFEST))
         resolved = resolve(config, dataset, device, group)
-        state, spec = build(resolved, dataset, device, group)
+        state, spec = build(resolved, dataset, device, group, before and before.num_instances)
         if not config.resume:
             first_alone(group, lambda: write_run_files(run, config, resolved, dataset, device))
-        return _Run(resolved, run, dataset, device, state, spec, group).go()
+        return _Run(resolved, run, dataset, device, state, spec, group, before).go()
 
 
 def _open_images(config: Pretrain, device: torch.device, group: Group, manifest: Path) -> Dataset:
@@ -139,6 +144,8 @@ class _Run:
     state: checkpoint.State
     spec: EncoderSpec
     group: Group
+    before: Before | None = None
+    """the images as they were when the run stopped, if they have changed since"""
 
     def go(self) -> Path:
         training = self.config.training
@@ -151,9 +158,12 @@ class _Run:
         self.checkpoints = self.run / "checkpoints"
         self.split = first_alone(self.group, self._labelled_split)
 
-        resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, self.fingerprint)
+        known = self.fingerprint if self.before is None else self.before.fingerprint
+        resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, known)
         if self.config.resume and not resumed:
             log.info("no complete checkpoint in %s: beginning at step 0", self.checkpoints)
+        if self.before is not None:
+            self._take_over(self.before, bool(resumed))
         begun = resumed and self.state.prior is None
         self.metrics = Metrics(self.run, self.state.step if begun else -1) if self.group.is_first else None
         running = self.config.running
@@ -224,6 +234,51 @@ class _Run:
             progress,
         )
         log.info("rows written (%s), mean length %.3g", prior.prior, norm)
+
+    def _take_over(self, before: Before, resumed: bool) -> None:
+        """Rows and momentum of images that stayed, the prior for those that came; from the start of the epoch."""
+        if not resumed or self.state.prior is not None:
+            raise ValueError("--data-changed needs a checkpoint after the first step; the run has none yet")
+        old = self.state
+        epoch = old.step // before.steps_per_epoch(self.sampler.batch_size)
+        self.state, _ = build(self.config, self.dataset, self.device, self.group)
+        self.state.network.load_state_dict(old.network.state_dict())
+        for mine, theirs in zip(self.state.network.parameters(), old.network.parameters()):
+            if theirs in old.optimizer.state:
+                self.state.optimizer.state[mine] = old.optimizer.state[theirs]
+        classifier = self.state.classifier
+        classifier.take_rows(old.classifier)
+        self.state.step = classifier.step = epoch * self.steps_per_epoch
+        self._write_new_rows(before.new_ids)
+        self._save_change(before)
+        log.info("the images changed (%s); going on with epoch %d", before.words, epoch + 1)
+
+    def _write_new_rows(self, new_ids: Tensor) -> None:
+        """As the prior does it, with the encoder as it is now; as long as the other rows are on average."""
+        classifier, readable = self.state.classifier, set(self.dataset.instance_ids.tolist())
+        ids = torch.tensor([index for index in new_ids.tolist() if index in readable], dtype=torch.int64)
+        start, stop = classifier.local_range
+        fresh = torch.zeros(len(classifier.weight), dtype=torch.bool, device=classifier.weight.device)
+        fresh[new_ids[(new_ids >= start) & (new_ids < stop)].to(fresh.device) - start] = True
+        classifier.momentum[fresh] = 0
+        if len(ids) == 0:
+            return
+        kept = classifier.weight[~fresh & classifier.alive].float().norm(dim=1)
+        sums = add_up(self.group, torch.stack([kept.sum(), torch.tensor(float(len(kept)), device=kept.device)]))
+        length = float(sums[0] / sums[1].clamp(min=1)) or 1.0
+        network = self.state.network.eval()
+        with torch.no_grad():
+            images = plain_batches(self.dataset.store, ids, self.spec.image_size, self.sampler.batch_size, self.device)
+            for pictures, read_ids in track(images, -(-len(ids) // self.sampler.batch_size), "rows of new images"):
+                classifier.set_rows(read_ids, length * F.normalize(network(pictures).float()))
+        network.train()
+
+    def _save_change(self, before: Before) -> None:
+        """The checkpoint and the list belong together: an interruption between them is repaired by the next start."""
+        if self.state.hardest is not None:
+            self.state.hardest = self.state.classifier.hardest(self.state.hardest.shape[1])
+        checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
+        first_alone(self.group, lambda: accept_change(self.run))
 
     def _own_part(self, ids: Tensor) -> Tensor:
         """This rank's share of a batch."""

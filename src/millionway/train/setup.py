@@ -139,9 +139,12 @@ def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Data
 
 
 def build(
-    config: Pretrain, dataset: Dataset, device: torch.device, group: Group
+    config: Pretrain, dataset: Dataset, device: torch.device, group: Group, num_instances: int | None = None
 ) -> tuple[checkpoint.State, EncoderSpec]:
-    """Encoder, head, classifier and optimizer, as they are before the first step."""
+    """Encoder, head, classifier and optimizer, as they are before the first step.
+
+    num_instances: of a classifier from before the images changed; then it is only read.
+    """
     model, seed = config.model, config.training.seed
     assert config.training.lr is not None
     encoder = _new_encoder(config)
@@ -150,7 +153,7 @@ def build(
     if config.training.sync_bn:
         synchronize(network, group, device)
     classifier = InstanceClassifier(
-        len(dataset.manifest),
+        num_instances or len(dataset.manifest),
         encoder.feature_dim if model.head == "none" else model.dim,
         config.classifier.temperature,
         group,
@@ -158,7 +161,8 @@ def build(
         seed=seed,
         classes_per_step=config.classifier.classes_per_step,
     )
-    classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
+    if num_instances is None:
+        classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
     optimizer = torch.optim.SGD(
         network.parameters(),
         config.training.lr,
