@@ -43,7 +43,7 @@ def test_run_folder_holds_what_it_should(run) -> None:
         *("checkpoints", "evaluation", "encoder.safetensors", "report.html"),
     }
     kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert kinds == ["evaluation", "step", "step", "evaluation"]
+    assert kinds == ["evaluation", "step", "step", "epoch", "evaluation"]
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     health = {"instance_top1", "instance_top5", "effective_rank", "positive_cosine", "hardest_negative_cosine"}
     assert health | {"knn_20", "knn_200", "random_knn_20", "random_knn_200"} <= set(first)

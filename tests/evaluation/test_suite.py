@@ -195,7 +195,7 @@ def test_all_protocols_that_the_data_allows(encoder_file: Path, digit_folder: Pa
     for name in ("knn_200", "linear_top1", "few_labels_20%_top1", "finetune_top1", "retrieval_map"):
         assert name in printed
     files = {path.stem for path in (tmp_path / "out").iterdir()}
-    assert files == {"knn", "linear", "few-labels", "finetune", "retrieval"}
+    assert files == {"knn", "linear", "few-labels", "finetune", "retrieval", "health"}
 
 
 # --- features once ----------------------------------------------------------------------------------------------------

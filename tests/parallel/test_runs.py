@@ -112,7 +112,8 @@ def test_with_synchronized_bn_a_run_does_not_depend_on_the_number_of_processes(
     runs = []
     for size in (1, 2, 3):
         out = tmp_path / f"ranks_{size}"
-        done = pretrain(size, digit_folder, out, "--sync-bn", "--lr", "0.0003", "--row-lr", "10")
+        steady = ("--lr", "0.0003", "--row-lr", "10", "--prior", "running-bn")
+        done = pretrain(size, digit_folder, out, "--sync-bn", *steady)
         assert done.returncode == 0, done.stderr[-4000:]
         runs.append(losses(out))
     assert len(runs[0]) == 15
