@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 COMMAND = [sys.executable, "-m", "millionway"]
-TIMES = {"images_per_second", "peak_memory_bytes"}
+TIMES = {"images_per_second", "peak_memory_bytes", "seconds", "hardest_seconds"}
 SETTINGS = ["--epochs", "12", "--batch-size", "20", "--image-size", "16", "--log-every", "1", "--eval-every", "4"]
 SETTINGS += ["--save-every", "4", "--hardest", "5", "--encoder", "narrow-resnet"]
 
@@ -66,7 +66,7 @@ def undisturbed(digit_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     done = millionway("pretrain", "--data", digit_folder, "--out", run, *SETTINGS)
     assert done.returncode == 0, done.stderr
-    assert len(numbers(run)) == 72 + 4
+    assert len(numbers(run)) == 72 + 12 + 4  # steps, epochs, evaluations
     return run
 
 

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millionway.console import Interrupt
 from millionway.files import read_metrics, write_whole
 from millionway.studies.grids import Cell
+from millionway.train.pretrain import Interrupted, RunStopped
 
 POLL_SECONDS = 0.5
 
 
-class CellsFailed(RuntimeError):
+class CellsFailed(RunStopped):
     """Some runs of a study ended with an error."""
 
 
@@ -70,6 +72,18 @@ def run_jobs(jobs: list[Job], settings: dict[str, Any], at_once: int, num_cores:
 
     settings: those of `millionway.pretrain` that all have in common.
     """
+    with Interrupt() as interrupt:
+        _run_jobs(jobs, settings, at_once, num_cores, show, interrupt)
+
+
+def _run_jobs(
+    jobs: list[Job],
+    settings: dict[str, Any],
+    at_once: int,
+    num_cores: int,
+    show: Callable[[], None],
+    interrupt: Interrupt,
+) -> None:
     waiting = [job for job in jobs if not job.result.exists()]
     running: list[Job] = []
     failed: list[Job] = []
@@ -82,6 +96,8 @@ def run_jobs(jobs: list[Job], settings: dict[str, Any], at_once: int, num_cores:
                 running.append(job)
             show()
             time.sleep(POLL_SECONDS)
+            if interrupt.asked:
+                raise Interrupted("stopped; what is finished is kept, and the same command goes on")
             for job in [job for job in running if job.process is not None and job.process.poll() is not None]:
                 running.remove(job)
                 if not job.result.exists():
