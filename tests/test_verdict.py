@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 import millionway
 from millionway.files import read_metrics
 from millionway.verdict import verdict
@@ -47,6 +49,7 @@ def test_words() -> None:
     assert verdict(run(FALLING, **flat)).word == "learning"  # the loss still falls
 
 
+@pytest.mark.slow
 def test_words_of_real_runs(tmp_path: Path) -> None:
     shared = {"preset": "digits", "max_images": 640, "eval_every": 1, "log_every": 1}
     good = millionway.pretrain(out=tmp_path / "good", epochs=6, **shared)

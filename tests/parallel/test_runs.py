@@ -106,6 +106,7 @@ def ranks_of(out: Path) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
+@pytest.mark.slow
 def test_with_synchronized_bn_a_run_does_not_depend_on_the_number_of_processes(
     tmp_path: Path, digit_folder: Path
 ) -> None:

@@ -38,6 +38,7 @@ def test_studies_share_runs() -> None:
     assert cell("", 5, lr=0.1).label != cell("", 5, lr=0.2).label
 
 
+@pytest.mark.slow
 def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
     table = millionway.study("components", "digits", tmp_path, jobs=2, **SMALL)
     text = table.read_text()
@@ -57,6 +58,7 @@ def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
         millionway.study("components", "digits", tmp_path, lr=0.5, **SMALL)
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     arguments = ["study", "instance-vs-semantic", "--preset", "digits", "--out", str(tmp_path), "--seeds", "1"]
     arguments += ["--epochs", "3", "--set", "batch_size=64", "max_images=640", "threads=1"]
@@ -149,6 +151,7 @@ def test_data_without_labels_is_refused(tmp_path: Path, digit_folder: Path, caps
     assert "has no labels" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"2 of 2 runs failed.*lower --lr"):
         millionway.study("instance-vs-semantic", "digits", tmp_path, lr=1e20, row_lr=1e18, **SMALL)
