@@ -8,7 +8,6 @@ are chosen with seed 0 on CIFAR-10, as ours are (`benchmarks/tuning.py`), by k-N
 """
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
     return F.cross_entropy(logits, targets)
 
 
-def train(config: Pretrain, dataset: Dataset, split: Split, lr: float, temperature: float) -> dict:
+def train(config: Pretrain, dataset: Dataset, split: Split, few: Split, lr: float, temperature: float) -> dict:
     """Numbers of an encoder after the run, and k-NN along it on fewer images."""
     group = Group.current()
     config = resolve(config, dataset, CPU, group)
@@ -53,15 +52,14 @@ def train(config: Pretrain, dataset: Dataset, split: Split, lr: float, temperatu
     sampler = Sampler(dataset.instance_ids, training.batch_size, training.seed)
     per_epoch = sampler.steps_per_epoch
     num_steps = training.epochs * per_epoch
-    names = ("crop_min", "flip", "jitter", "grayscale", "blur")
-    augmentation = {name: getattr(config.views, name) for name in names}
     keys = [
         [randomness.key_of(training.seed, "view", epoch, view) for view in (0, 1)] for epoch in range(training.epochs)
     ]
     batches = ((keys[step // per_epoch], sampler.batch(step)) for step in range(num_steps))
     curve = []
-    few = dataclasses.replace(split, bank=_first(split.bank, 5000), queries=_first(split.queries, 5000))
-    for step, (views, _) in enumerate(view_batches(dataset.store, batches, spec.image_size, CPU, **augmentation)):
+    for step, (views, _) in enumerate(
+        view_batches(dataset.store, batches, spec.image_size, CPU, **config.views.augmentation)
+    ):
         for part in state.optimizer.param_groups:
             part["lr"] = learning_rate(step, num_steps, training.warmup_epochs * per_epoch, lr)
         loss = nt_xent(network(views).float(), temperature)
@@ -76,11 +74,6 @@ def train(config: Pretrain, dataset: Dataset, split: Split, lr: float, temperatu
     numbers = dict(knn(bank, bank_labels, queries, query_labels))
     numbers |= dict(linear(bank, bank_labels, queries, query_labels, training.seed))
     return {**numbers, "curve": curve, "lr": lr, "temperature": temperature}
-
-
-def _first(part, num: int):
-    order = torch.randperm(len(part.labels), generator=randomness.generator(0, "subset"))[:num].sort().values
-    return dataclasses.replace(part, instance_ids=part.instance_ids[order], labels=part.labels[order])
 
 
 def _knn(encoder: torch.nn.Module, split: Split, spec) -> dict:
@@ -110,8 +103,9 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     RESULTS.mkdir(parents=True, exist_ok=True)
     dataset = open_dataset(chosen.data, max_images=chosen.images)
-    split = labelled_split(dataset, open_test(chosen.data, chosen.test_data, None), 0)
-    assert split is not None
+    test = open_test(chosen.data, chosen.test_data, None)
+    split, few = (labelled_split(dataset, test, 0, most) for most in (None, 5000))
+    assert split is not None and few is not None
     if chosen.part == "tune":
         jobs = [(f"tune_lr{lr:g}_t{tau:g}", 0, 5, lr, tau) for lr, tau in GRID]
     else:
@@ -121,7 +115,7 @@ def main() -> None:
         if path.exists():
             continue
         config = with_settings(preset(chosen.preset), data=chosen.data, seed=seed, epochs=epochs)
-        result = train(config, dataset, split, lr, temperature)
+        result = train(config, dataset, split, few, lr, temperature)
         environment = json.loads(describe_environment(CPU))
         write_whole(path, json.dumps({**result, "seed": seed, "environment": environment}, indent=1) + "\n")
         print(name, {key: round(100 * result[key], 1) for key in ("knn_200", "linear_top1")}, flush=True)

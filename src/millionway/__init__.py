@@ -92,7 +92,9 @@ def evaluate(
     threads: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Score an encoder by a protocol: knn, linear, few-labels, finetune, retrieval, or all. Returns its numbers.
+    """Score an encoder by a protocol, or by all that the data allows. Returns its numbers.
+
+    Protocols: knn, linear, few-labels, finetune, retrieval, detect, health.
 
     The encoder is that of a run, or `encoder` (torchvision/NAME, timm/NAME) with `weights` (a file, random, or
     supervised). data: by default what the run was trained on. test_data: by default the data's test split, or a

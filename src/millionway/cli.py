@@ -17,7 +17,6 @@ from millionway import config
 from millionway.names import suggest
 from millionway.parallel.launcher import is_first_process, times_restarted
 from millionway.presets import PRESETS
-from millionway.reporting.page import PLAIN_NUMBERS
 
 Settings = TypeVar("Settings")
 CONF = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
@@ -201,14 +200,15 @@ class Evaluate:
 
 def evaluate(args: list[str]) -> None:
     """score an encoder: knn, linear, few-labels, finetune, retrieval, detect, health"""
+    from millionway.reporting.page import shown
+
     chosen = _parse(Evaluate, args, "evaluate")
     with _messages():
         numbers = millionway.evaluate(**vars(chosen))
     table = Table("protocol", "", "value")
     for protocol, values in (numbers if chosen.protocol == "all" else {chosen.protocol: numbers}).items():
         for name, value in values.items():
-            shown = value if isinstance(value, str) else f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
-            table.add_row(protocol, name, shown)
+            table.add_row(protocol, name, shown(name, value))
     out.print(table)
     folder = chosen.out or (chosen.run / "evaluation" if chosen.run and chosen.run.is_dir() else None)
     if folder is not None:

@@ -92,6 +92,11 @@ class Views:
     num_views: int = 2
     """random views of an image per step"""
 
+    @property
+    def augmentation(self) -> dict[str, float]:
+        """How one view is made: all but their number."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "num_views"}
+
 
 @dataclass(frozen=True)
 class Images:

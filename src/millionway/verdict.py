@@ -41,9 +41,7 @@ def verdict(lines: Sequence[dict[str, Any]]) -> Verdict:
 
 def _smooth(steps: Sequence[dict[str, Any]], name: str) -> list[float]:
     """Means over tenths of the run, so that a single batch decides nothing."""
-    size = max(1, len(steps) // 10)
-    values = [line[name] for line in steps]
-    return [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    return _means([line[name] for line in steps], 10)
 
 
 def _rate_too_high(steps: Sequence[dict[str, Any]]) -> Verdict | None:
@@ -89,7 +87,7 @@ def _flat(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
     losses = [[line["loss"] for line in steps if (line["epoch"] > epoch) is late] for late in (False, True)]
     if not losses[0] or not losses[1]:
         return None
-    old_loss, new_loss = (min(_means(each)) for each in losses)
+    old_loss, new_loss = (min(_means(each, 3)) for each in losses)
     still = (
         found[1] > found[0] * (1 + FLAT) + 1e-3
         or margins[1] > margins[0] + FLAT
@@ -102,8 +100,9 @@ def _flat(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
     return Verdict("no longer improving: you can stop", reasons)
 
 
-def _means(values: Sequence[float]) -> list[float]:
-    size = max(1, len(values) // 3)
+def _means(values: Sequence[float], num_parts: int) -> list[float]:
+    """Of equal parts; what is left over is one more."""
+    size = max(1, len(values) // num_parts)
     return [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
 
 

@@ -52,10 +52,6 @@ class FileSource:
 def open_folder(root: Path) -> FileSource:
     """Every image below root, at any depth, in the order of its relative path."""
     found, num_other = [], 0
-    try:
-        os.scandir(root).close()
-    except OSError as error:
-        raise ValueError(f"--data {root} cannot be read: {error.strerror}") from None
     for path in _walk(root):
         if os.path.splitext(path)[1].lower() in EXTENSIONS:
             found.append(path)
@@ -123,9 +119,12 @@ def open_list(path: Path) -> FileSource:
         raise ValueError(f"--data {path}: give a folder, a .txt or .csv list of paths, or a named set")
     if not names:
         raise ValueError(f"--data {path}: the list names no image")
-    twice = [name for name, count in Counter(names).items() if count > 1]
+    return list_of_files(str(path), path.parent, names, labels_from(texts))
+
+
+def list_of_files(name: str, folder: Path, names: Sequence[str], labels: Labels | None) -> FileSource:
+    """Files by their paths, relative to the folder; each may be there once."""
+    twice = [text for text, count in Counter(names).items() if count > 1]
     if twice:
-        raise ValueError(f"--data {path}: {len(twice)} images are listed twice, for example {twice[0]!r}")
-    return FileSource(
-        str(path), [str(path.parent / name) for name in names], [key_of_path(n) for n in names], labels_from(texts)
-    )
+        raise ValueError(f"--data {name}: {len(twice)} images are listed twice, for example {twice[0]!r}")
+    return FileSource(name, [str(folder / text) for text in names], [key_of_path(text) for text in names], labels)

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from millionway.data.arrow_files import read_arrow, write_arrow
 from millionway.data.images import UnreadableImage, decode
 from millionway.data.source import Labels, Source
 from millionway.data.threads import in_order
-from millionway.files import replacing
 
 SCHEMA = pa.schema(
     [
@@ -79,19 +79,14 @@ class Manifest:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        with (
-            replacing(path) as aside,
-            pa.OSFile(str(aside), "wb") as sink,
-            pa.ipc.new_file(sink, self.table.schema) as writer,
-        ):
-            writer.write_table(self.table)
+        write_arrow(path, self.table.schema, self.table.to_batches())
 
     @staticmethod
     def load(path: Path) -> "Manifest":
         if not path.is_file():
             raise ValueError(f"{path}: not a manifest: no such file; `millionway index DATA --out {path}` makes one")
         try:
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            table = read_arrow(path)
         except (OSError, pa.ArrowInvalid) as error:
             raise ValueError(f"{path}: not a manifest ({error}). `millionway index` makes one.") from None
         missing = set(SCHEMA.names) - set(table.schema.names)

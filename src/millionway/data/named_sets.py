@@ -44,6 +44,13 @@ def _read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=4 + 4 * num_axes).reshape(shape)
 
 
+def _not_there(name: str, root: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"--data {name}: torchvision could neither find it in {root} nor download it ({error}). "
+        "Put its files there, or give their folder with --data-root."
+    )
+
+
 def _torchvision(name: str, class_name: str) -> Callable[[Path, bool], ArraySource]:
     """A set of torchvision's that lives in memory; downloaded into data_root the first time."""
 
@@ -56,10 +63,7 @@ def _torchvision(name: str, class_name: str) -> Callable[[Path, bool], ArraySour
         try:
             dataset = getattr(torchvision.datasets, class_name)(str(root), download=True, **split)
         except Exception as error:  # whatever the download or the archive raises, the remedy is the same
-            raise ValueError(
-                f"--data {name}: torchvision could neither find it in {root} nor download it ({error}). "
-                "Put its files there, or give their folder with --data-root."
-            ) from None
+            raise _not_there(name, root, error) from None
         pixels = np.asarray(dataset.data)
         if pixels.ndim == 4 and pixels.shape[1] == 3:
             pixels = pixels.transpose(0, 2, 3, 1)  # SVHN and STL10 come channels first
@@ -85,10 +89,7 @@ def _torchvision_files(
             except RuntimeError:  # not there
                 dataset = kind(str(root), download=True, **split(test))
         except Exception as error:  # whatever the download or the archive raises, the remedy is the same
-            raise ValueError(
-                f"--data {name}: torchvision could neither find it in {root} nor download it ({error}). "
-                "Put its files there, or give their folder with --data-root."
-            ) from None
+            raise _not_there(name, root, error) from None
         if hasattr(dataset, "index"):  # iNaturalist
             categories = dataset.all_categories
             entries = [(Path(dataset.root) / categories[label] / file, label) for label, file in dataset.index]

@@ -1,6 +1,5 @@
 """Tar shards in WebDataset's layout: NAME.jpg and perhaps NAME.cls beside it. Read at random by an index of offsets."""
 
-import hashlib
 import logging
 import os
 import re
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from millionway.data.arrow_files import kept_file, read_arrow, write_arrow
 from millionway.data.images import EXTENSIONS, UnreadableImage
 from millionway.data.source import Labels, key_of_path, labels_from
-from millionway.files import replacing
 
 log = logging.getLogger("millionway")
 
@@ -94,19 +93,15 @@ def open_shards(name: str, paths: Sequence[str]) -> ShardSource:
 
 def _index(path: str) -> pa.Table:
     """offset, size, name and label of every image; kept, so that a shard is walked through only once."""
-    status = os.stat(path)
-    identity = f"{VERSION}:{os.path.realpath(path)}:{status.st_size}:{status.st_mtime_ns}"
-    folder = Path(os.environ.get("MILLIONWAY_INDEX", "~/.cache/millionway/index")).expanduser()
-    kept = folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.arrow"
+    kept = kept_file(path, f"shard {VERSION}")
     try:
-        return pa.ipc.open_file(pa.memory_map(str(kept))).read_all()
+        return read_arrow(kept)
     except (OSError, pa.ArrowInvalid):
         pass  # not there, or not whole
     table = _walk(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(kept) as aside, pa.OSFile(str(aside), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
-            out.write_table(table)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_arrow(kept, table.schema, table.to_batches())
     except OSError as error:
         log.warning("the index of %s is not kept: %s", path, error.strerror)
     return table

@@ -43,14 +43,21 @@ def _open(data: str, data_root: Path | None, test: bool) -> Source:
 
 def _open_folder(path: Path) -> Source:
     """A folder of nothing but shards, or of nothing but tables, is those; else its images."""
+    names, ends = [], set()
     try:
-        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    names.append(entry.name)
+                    ends.add(os.path.splitext(entry.name)[1])
+                if ends and ends not in ({".tar"}, {".parquet"}):
+                    break  # a folder of millions of images is not listed twice
     except OSError as error:
         raise ValueError(f"--data {path} cannot be read: {error.strerror}") from None
-    ends = {os.path.splitext(name)[1] for name in names}
+    names.sort()
     if ends == {".tar"}:
         return open_shards(str(path), [str(path / name) for name in names])
-    if ends and ends <= {".parquet"}:
+    if ends == {".parquet"}:
         return tables.open_table(str(path), [path / name for name in names])
     return open_folder(path)
 

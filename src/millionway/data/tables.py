@@ -1,10 +1,7 @@
 """Parquet and Arrow files with an image column, as Hugging Face's `datasets` writes them; or with a column of paths."""
 
-import hashlib
 import json
 import logging
-import os
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millionway.data.folders import FileSource
+from millionway.data.arrow_files import kept_file, read_arrow, write_arrow
+from millionway.data.folders import list_of_files
 from millionway.data.images import UnreadableImage
-from millionway.data.source import Labels, Source, key_of_path, labels_from
-from millionway.files import replacing
+from millionway.data.source import Labels, Source, labels_from
 
 log = logging.getLogger("millionway")
 
@@ -92,10 +89,7 @@ def _list_of_paths(name: str, folder: Path, parts: list[pa.Table], labels: Label
     empty = [row for row, text in enumerate(texts) if not text]
     if empty:
         raise ValueError(f"--data {name}: row {empty[0]} has no path")
-    twice = [text for text, count in Counter(texts).items() if count > 1]
-    if twice:
-        raise ValueError(f"--data {name}: {len(twice)} images are listed twice, for example {twice[0]!r}")
-    return FileSource(name, [str(folder / text) for text in texts], [key_of_path(text) for text in texts], labels)
+    return list_of_files(name, folder, texts, labels)
 
 
 def _labels(parts: list[pa.Table]) -> Labels | None:
@@ -123,9 +117,8 @@ def _memory_mapped(path: Path) -> pa.Table:
     try:
         if path.suffix == ".parquet":
             return _unpacked(path)
-        source = pa.memory_map(str(path))
         try:
-            return pa.ipc.open_file(source).read_all()
+            return read_arrow(path)
         except pa.ArrowInvalid:
             return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()  # what `datasets` keeps in its cache
     except (pa.ArrowException, OSError) as error:
@@ -133,19 +126,10 @@ def _memory_mapped(path: Path) -> pa.Table:
 
 
 def _unpacked(path: Path) -> pa.Table:
-    status = path.stat()
-    identity = f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
-    folder = Path(os.environ.get("MILLIONWAY_INDEX", "~/.cache/millionway/index")).expanduser()
-    kept = folder / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.table.arrow"
+    kept = kept_file(path, "parquet")
     if not kept.is_file():
         file = pq.ParquetFile(path)
         log.info("%s: unpacked once into %s, for access at random", path, kept)
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            replacing(kept) as aside,
-            pa.OSFile(str(aside), "wb") as sink,
-            pa.ipc.new_file(sink, file.schema_arrow) as out,
-        ):
-            for batch in file.iter_batches(batch_size=256):
-                out.write_batch(batch)
-    return pa.ipc.open_file(pa.memory_map(str(kept))).read_all()
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_arrow(kept, file.schema_arrow, file.iter_batches(batch_size=256))
+    return read_arrow(kept)

@@ -39,6 +39,14 @@ class Split:
         return float(torch.bincount(self.queries.labels).max() / len(self.queries.labels))
 
 
+def no_labels(what: str, data: str) -> ValueError:
+    """For a user who wants accuracy of data without labels."""
+    return ValueError(
+        f"{what}: {data} has no labels, and accuracy needs them. They are the names of the folders directly below it "
+        "(at least two), a `label` column of a .csv list, or those of a named set."
+    )
+
+
 def labelled_split(train: Dataset, test: Dataset | None, seed: int, max_images: int | None = None) -> Split | None:
     """Bank and queries; None if there are no labels. Without a test split a seeded fifth of each class asks."""
     if train.labels is None or (test is not None and test.labels is None):
@@ -69,12 +77,21 @@ def _cut(ids: np.ndarray, labels: Labels, seed: int) -> tuple[np.ndarray, np.nda
     if labels.is_test is not None:
         asks = labels.is_test[ids]
     else:
-        lottery = randomness.uniform(randomness.key_of(seed, "held-out"), torch.from_numpy(ids), 1)[:, 0].numpy()
-        asks = np.zeros(len(ids), dtype=bool)
-        for label in np.unique(labels.ids[ids]):
-            members = np.flatnonzero(labels.ids[ids] == label)
-            asks[members[np.argsort(lottery[members], kind="stable")[: round(HELD_OUT * len(members))]]] = True
+        key = randomness.key_of(seed, "held-out")
+        asks = draw_of_each(
+            torch.from_numpy(labels.ids[ids]), torch.from_numpy(ids), key, lambda label, num: round(HELD_OUT * num)
+        ).numpy()
     return ids[~asks], ids[asks]
+
+
+def draw_of_each(labels: Tensor, ids: Tensor, key: int, how_many: Callable[[int, int], int]) -> Tensor:
+    """[images] bool: of each class how_many(label, its images), drawn by (key, id). More adds to fewer."""
+    lottery = randomness.uniform(key, ids, 1)[:, 0]
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero()[:, 0]
+        drawn[members[lottery[members].argsort(stable=True)[: how_many(label, len(members))]]] = True
+    return drawn
 
 
 def _subset(ids: np.ndarray, max_images: int | None, seed: int) -> np.ndarray:

@@ -4,11 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from millionway import randomness
 from millionway.evaluation.end_to_end import Recipe, top_k_accuracy, train
-from millionway.evaluation.features import Labelled
+from millionway.evaluation.features import Labelled, draw_of_each
 from millionway.evaluation.work import Work
 
 ENCODER_LR = 0.001
@@ -42,18 +40,17 @@ def draw(
     part: Labelled, seed: int, share: float | None = None, per_class: int | None = None, names: list[str] | None = None
 ) -> Labelled:
     """So many images of each class (at least one), the same for the same seed."""
-    lottery = randomness.uniform(randomness.key_of(seed, "few labels"), part.instance_ids, 1)[:, 0]
-    chosen = []
-    for label in part.labels.unique():
-        members = (part.labels == label).nonzero()[:, 0]
-        num = per_class if share is None else max(1, round(share * len(members)))
-        assert num is not None
-        if num > len(members):
-            what = names[int(label)] if names else int(label)
-            raise ValueError(f"--per-class {num}: class {what} has only {len(members)} images")
-        chosen.append(members[lottery[members].argsort(stable=True)[:num]])
-    order = torch.cat(chosen).sort().values
-    return replace(part, instance_ids=part.instance_ids[order], labels=part.labels[order])
+
+    def how_many(label: int, num: int) -> int:
+        wanted = per_class if share is None else max(1, round(share * num))
+        assert wanted is not None
+        if wanted > num:
+            what = names[label] if names else label
+            raise ValueError(f"--per-class {wanted}: class {what} has only {num} images")
+        return wanted
+
+    drawn = draw_of_each(part.labels, part.instance_ids, randomness.key_of(seed, "few labels"), how_many)
+    return replace(part, instance_ids=part.instance_ids[drawn], labels=part.labels[drawn])
 
 
 def _recipe(work: Work, num_images: int, share: float) -> Recipe:

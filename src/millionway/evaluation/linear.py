@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway import randomness
+from millionway.evaluation.features import draw_of_each
 
 BATCH_SIZE = 2048
 LR = 40.0  # at batch 2048; smaller batches scale it linearly
@@ -69,11 +70,8 @@ def accuracy(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, k: 
 
 def choose_lr(features: Tensor, labels: Tensor, how: Fit, seed: int) -> tuple[float, dict[str, float]]:
     """(learning rate, accuracies by learning rate) on a held-out tenth of the training images."""
-    lottery = randomness.uniform(randomness.key_of(seed, "linear sweep"), torch.arange(len(labels)), 1)[:, 0]
-    held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        members = (labels == label).nonzero()[:, 0]
-        held_out[members[lottery[members].argsort()[: round(HELD_OUT * len(members))]]] = True
+    key = randomness.key_of(seed, "linear sweep")
+    held_out = draw_of_each(labels, torch.arange(len(labels)), key, lambda label, num: round(HELD_OUT * num))
     if not bool(held_out.any()) or bool(held_out.all()):
         raise ValueError("--sweep needs at least five images of a class")
     num_labels, reached = int(labels.max()) + 1, {}

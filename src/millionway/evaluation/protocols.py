@@ -7,6 +7,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
 from millionway.evaluation.boxes import boxes_fingerprint, has_boxes, read_boxes
 from millionway.evaluation.feature_cache import FeatureCache
-from millionway.evaluation.features import BATCH_SIZE, Split, labelled_split
+from millionway.evaluation.features import BATCH_SIZE, Split, labelled_split, no_labels
 from millionway.evaluation.few_labels import few_labels
 from millionway.evaluation.finetune import finetune
 from millionway.evaluation.health import alignment, effective_rank, uniformity
@@ -55,7 +56,7 @@ def _linear(work: Work) -> Iterator[tuple[str, float]]:
     if options.sweep:
         lr, reached = linear_protocol.choose_lr(features.bank, features.bank_labels, how, work.seed)
         work.used["accuracy_on_held_out_by_lr"] = reached
-        how = linear_protocol.replace(how, lr=lr)
+        how = replace(how, lr=lr)
     work.used.update(vars(how), momentum=linear_protocol.MOMENTUM, augment=options.augment)
     of_epoch = (lambda epoch: _random_view_features(work, epoch)) if options.augment else None
     yield from linear_protocol.linear(*features, seed=work.seed, how=how, features_of_epoch=of_epoch)
@@ -65,12 +66,8 @@ def _random_view_features(work: Work, epoch: int) -> Tensor:
     """Features of one random crop, perhaps mirrored, of every training image."""
     bank = work.split.bank
     keys = [randomness.key_of(work.seed, "linear view", epoch)]
-    crops = _crops(work.options)
+    crops = work.options.crops
     return _encode_views(work.subject.encoder, bank.dataset, bank.instance_ids, keys, work.device, crops)[0]
-
-
-def _crops(options: Options) -> dict[str, float]:
-    return {"crop_min": options.crop_min, "flip": options.flip, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0}
 
 
 @torch.no_grad()
@@ -141,12 +138,14 @@ def evaluate(
     results = {}
     if protocol in ("health", "all"):
         started = time.monotonic()
-        summary = {"numbers": dict(_health(subject, train, seeds[0], device, options)), **_verdict(subject)}
+        lines = [] if subject.run is None else read_metrics(subject.run / "metrics.jsonl")
+        words = {} if subject.run is None else {"verdict": str(verdict(lines))}
+        summary = {"numbers": dict(_health(subject, train, lines, seeds[0], device, options)), **words}
         if out is not None:
             settings = {"data": data, "encoder": subject.name, "encoder_hash": subject.encoder_hash}
             settings |= {"data_fingerprint": train.manifest.fingerprint, "num_images": len(train.instance_ids)}
             write_result(out, "health", summary, settings, [seeds[0]], time.monotonic() - started)
-        results["health"] = {**summary["numbers"], **_verdict(subject)}
+        results["health"] = {**summary["numbers"], **words}
     if protocol == "health":
         return results
     for name in PROTOCOLS if protocol == "all" else [protocol]:
@@ -183,14 +182,13 @@ def evaluate(
 
 
 def _health(
-    subject: Subject, dataset: Dataset, seed: int, device: torch.device, options: Options
+    subject: Subject, dataset: Dataset, lines: list[dict], seed: int, device: torch.device, options: Options
 ) -> Iterator[tuple[str, float]]:
-    """Numbers that need no labels, from two random views of up to 2,048 images; a run adds its own last ones."""
+    """Numbers that need no labels, from two random views of up to 2,048 images; a run's `lines` add its last ones."""
     order = torch.randperm(len(dataset.instance_ids), generator=randomness.generator(seed, "health"))
     ids = dataset.instance_ids[order[:HEALTH_IMAGES]]
     keys = [randomness.key_of(seed, "health", view) for view in (0, 1)]
     one, other = _encode_views(subject.encoder, dataset, ids, keys, device, _augmentation(subject, options))
-    lines = [] if subject.run is None else read_metrics(subject.run / "metrics.jsonl")
     yield "effective_rank", effective_rank(one)
     yield "alignment", alignment(one, other)
     yield "uniformity", uniformity(one)
@@ -201,17 +199,9 @@ def _health(
 
 def _augmentation(subject: Subject, options: Options) -> dict[str, float]:
     """The run's own views; for other encoders crops and mirror images."""
-    names = ("crop_min", "flip", "jitter", "grayscale", "blur")
     if subject.run is not None and (subject.run / "config.json").is_file():
-        views = from_json((subject.run / "config.json").read_text()).views
-        return {name: getattr(views, name) for name in names}
-    return _crops(options)
-
-
-def _verdict(subject: Subject) -> dict[str, str]:
-    if subject.run is None:
-        return {}
-    return {"verdict": str(verdict(read_metrics(subject.run / "metrics.jsonl")))}
+        return from_json((subject.run / "config.json").read_text()).views.augmentation
+    return options.crops
 
 
 def _detect(
@@ -259,10 +249,7 @@ def _detect(
 def _split(protocol: str, train: Dataset, test: Dataset | None, seed: int, data: str) -> Split:
     split = labelled_split(train, test, seed)
     if split is None:
-        raise ValueError(
-            f"evaluate {protocol}: {data} has no labels. They are the names of the folders directly below it "
-            "(at least two), a `label` column of a .csv list, or those of a named set."
-        )
+        raise no_labels(f"evaluate {protocol}", data)
     missing = sorted(set(split.queries.labels.tolist()) - set(split.bank.labels.tolist()))
     if missing:
         names = ", ".join(split.label_names[label] for label in missing[:5])

@@ -36,6 +36,11 @@ class Options:
     test_split: str = "test"
     bad_boxes: str = "error"
 
+    @property
+    def crops(self) -> dict[str, float]:
+        """How a view for training with labels is made: random resized crop and flip."""
+        return {"crop_min": self.crop_min, "flip": self.flip, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0}
+
     def check(self) -> None:
         for name in ("epochs", "batch_size", "lr", "per_class", "detect_size", "iterations"):
             value = getattr(self, name)

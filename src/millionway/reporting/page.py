@@ -35,6 +35,13 @@ details { margin-top: 10px; } summary { cursor: pointer; color: #2563eb; }
 """
 
 
+def shown(name: str, value: float | str) -> str:
+    """A number of a protocol as people read it: most are shares."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
+
+
 def write_report(run: Path) -> Path:
     """Draw the page anew; returns its path."""
     if not (run / "config.json").is_file():
@@ -131,9 +138,8 @@ def _results(results: dict[str, dict]) -> str:
             what += f": {about['num_queries']:,} queries, {about['num_bank']:,} labelled images"
         chance = f"{about['chance']:.1%}" if "chance" in about else ""
         for name, value in result["numbers"].items():
-            shown = f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
             rows.append(
-                f"<tr><td>{escape(protocol)}<td>{escape(name)}<td class=number>{shown}<td>{escape(what)}"
+                f"<tr><td>{escape(protocol)}<td>{escape(name)}<td class=number>{shown(name, value)}<td>{escape(what)}"
                 f"<td class=number>{chance}</tr>"
             )
     head = "<tr><th>protocol<th>number<th>value<th>scored on<th>chance</tr>"

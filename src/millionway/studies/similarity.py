@@ -40,9 +40,9 @@ def prior_similarity(
     write_prior(prior, network, state.classifier, images, 1.0, PriorProgress())
 
     keys = [randomness.key_of(training.seed, "view", 0, 0)]
-    names = ("crop_min", "flip", "jitter", "grayscale", "blur")
-    augmentation = {name: getattr(config.views, name) for name in names}
-    views = view_batches(dataset.store, [(keys, ids) for ids in batches], spec.image_size, device, **augmentation)
+    views = view_batches(
+        dataset.store, [(keys, ids) for ids in batches], spec.image_size, device, **config.views.augmentation
+    )
     in_mode, in_training = _Cosines(state.classifier.weight), _Cosines(state.classifier.weight)
     for part, ids in progress(views, len(batches), f"{prior}, seed {training.seed}: views"):
         for cosines, train_mode in ((in_mode, prior != "fixed-bn"), (in_training, True)):

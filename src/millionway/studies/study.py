@@ -18,6 +18,7 @@ from millionway.data.dataset import open_dataset
 from millionway.data.source import Source
 from millionway.data.sources import open_source
 from millionway.environment import describe_environment, num_cores
+from millionway.evaluation.features import no_labels
 from millionway.files import write_whole
 from millionway.names import suggest
 from millionway.studies import tables
@@ -76,10 +77,7 @@ def _check(
 ) -> None:
     """Refuse before any training what one of the runs would refuse."""
     if source.labels is None:
-        raise ValueError(
-            f"study {name}: {config.data} has no labels, and accuracy needs them. They are the names of the folders "
-            "directly below it (at least two), a `label` column of a .csv list, or those of a named set."
-        )
+        raise no_labels(f"study {name}", config.data)
     if at_once < 1:
         raise ValueError(f"--jobs must be positive, not {at_once}")
     if not seeds or len(set(seeds)) < len(seeds):

@@ -14,6 +14,7 @@ from millionway.data.manifest import Manifest, update_manifest
 from millionway.data.sources import open_source
 from millionway.parallel.collectives import first_alone, tell_everybody
 from millionway.parallel.group import Group
+from millionway.train.checkpoint import newest_fingerprint
 
 log = logging.getLogger("millionway")
 
@@ -65,8 +66,6 @@ def accept_change(run: Path) -> None:
 
 def finish_change(run: Path) -> None:
     """A start that was interrupted: if a checkpoint for the new list is there, the list counts; else it goes."""
-    from millionway.train.checkpoint import newest_fingerprint
-
     if not (run / CHANGED).is_file():
         return
     if newest_fingerprint(run / "checkpoints") == Manifest.load(run / CHANGED).fingerprint:

@@ -250,13 +250,13 @@ class _Run:
         classifier.take_rows(old.classifier)
         self.state.step = classifier.step = epoch * self.steps_per_epoch
         self._write_new_rows(before.new_ids)
-        self._save_change(before)
+        self._save_change()
         log.info("the images changed (%s); going on with epoch %d", before.words, epoch + 1)
 
     def _write_new_rows(self, new_ids: Tensor) -> None:
         """As the prior does it, with the encoder as it is now; as long as the other rows are on average."""
-        classifier, readable = self.state.classifier, set(self.dataset.instance_ids.tolist())
-        ids = torch.tensor([index for index in new_ids.tolist() if index in readable], dtype=torch.int64)
+        classifier = self.state.classifier
+        ids = new_ids[torch.isin(new_ids, self.dataset.instance_ids)]
         start, stop = classifier.local_range
         fresh = torch.zeros(len(classifier.weight), dtype=torch.bool, device=classifier.weight.device)
         fresh[new_ids[(new_ids >= start) & (new_ids < stop)].to(fresh.device) - start] = True
@@ -273,7 +273,7 @@ class _Run:
                 classifier.set_rows(read_ids, length * F.normalize(network(pictures).float()))
         network.train()
 
-    def _save_change(self, before: Before) -> None:
+    def _save_change(self) -> None:
         """The checkpoint and the list belong together: an interruption between them is repaired by the next start."""
         if self.state.hardest is not None:
             self.state.hardest = self.state.classifier.hardest(self.state.hardest.shape[1])
@@ -288,13 +288,13 @@ class _Run:
         """Batches of the prior's pass. From time to time, and when interrupted, what is done so far is saved."""
         last = time.monotonic()
         for batch in batches:
-            stopping = any_rank(self.group, self.interrupt.asked)
-            if stopping or any_rank(self.group, time.monotonic() - last > PRIOR_SAVE_SECONDS):
+            due = self.interrupt.asked or time.monotonic() - last > PRIOR_SAVE_SECONDS
+            if any_rank(self.group, due):
                 self._save()
                 last = time.monotonic()
-            if stopping:
-                self.saver.wait()
-                raise Interrupted(f"stopped before the first step; go on with: {self._resume_command()}")
+                if any_rank(self.group, self.interrupt.asked):
+                    self.saver.wait()
+                    raise Interrupted(f"stopped before the first step; go on with: {self._resume_command()}")
             yield batch
 
     def _train(self) -> None:
@@ -340,12 +340,9 @@ class _Run:
     def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         steps = range(first_step, self.num_steps)
         keys_and_ids = ((self._view_keys(step), self._own_part(self.sampler.batch(step))) for step in steps)
-        return view_batches(self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self._augmentation())
-
-    def _augmentation(self) -> dict[str, float]:
-        views = self.config.views
-        names = ("crop_min", "flip", "jitter", "grayscale", "blur")
-        return {name: getattr(views, name) for name in names}
+        return view_batches(
+            self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self.config.views.augmentation
+        )
 
     def _view_keys(self, step: int) -> list[int]:
         seed, epoch = self.config.training.seed, step // self.steps_per_epoch
@@ -490,7 +487,7 @@ class _Run:
             [(keys, part) for part in ids.split(256)],
             self.spec.image_size,
             self.device,
-            **self._augmentation(),
+            **self.config.views.augmentation,
         )
         network.eval()
         features, embeddings, read_ids = [], [], []
