@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millionway.config import Pretrain
-    from millionway.data.manifest import Manifest
+    from millionway.data.indexing import Changes
     from millionway.model.encoder import Encoder
+    from millionway.names import Duplicates
 
 __version__ = "0.1.0"
 __all__ = ["demo", "embed", "evaluate", "export", "index", "load_encoder", "plan", "pretrain", "report", "study"]
@@ -216,18 +217,21 @@ def export(run: str | Path, out: str | Path, *, format: str = "safetensors") -> 
     return run_export(Path(run), Path(out), format)
 
 
-def index(data: str | Path, out: str | Path, *, data_root: Path | None = None, threads: int | None = None) -> Manifest:
-    """Number the images, check that each can be read, and write the list."""
+def index(
+    data: str | Path,
+    out: str | Path,
+    *,
+    data_root: Path | None = None,
+    threads: int | None = None,
+    duplicates: Duplicates = "report",
+) -> Changes:
+    """Number the images, check that each can be read, and write the list; or bring it up to date, if it is there."""
     from millionway.console import track
-    from millionway.data.manifest import build_manifest
+    from millionway.data.indexing import index as run_index
     from millionway.data.sources import open_source
     from millionway.environment import num_cores
-    from millionway.files import check_new
 
-    check_new(Path(out))
-    manifest = build_manifest(open_source(str(data), data_root), threads or num_cores(), track)
-    manifest.save(Path(out))
-    return manifest
+    return run_index(open_source(str(data), data_root), Path(out), threads or num_cores(), track, duplicates)
 
 
 def report(run: str | Path) -> Path:

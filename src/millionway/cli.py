@@ -14,7 +14,7 @@ from rich.table import Table
 
 import millionway
 from millionway import config
-from millionway.names import suggest
+from millionway.names import Duplicates, suggest
 from millionway.parallel.launcher import is_first_process, times_restarted
 from millionway.presets import PRESETS
 
@@ -329,29 +329,40 @@ def export(args: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Index:
-    """Number the images of a folder, check that each can be read, and write the list."""
+    """Number the images of a folder, check that each can be read, and write the list.
+
+    Again with the same --out: only what is new or has changed is read, and every image keeps its number.
+    """
 
     data: Annotated[str, tyro.conf.Positional]
-    """a folder, a list of files or a named set"""
+    """a folder, a list of files, shards, tables, arrays, an address or a named set"""
     out: Path
-    """the list to make, for example manifest.arrow"""
+    """the list to make or to bring up to date, for example manifest.arrow"""
+    duplicates: Duplicates = "report"
+    """images with the same bytes. merge: one row for all; report: say how many; keep: say nothing"""
     data_root: config.Chosen[Path] = None
     """where named sets are stored"""
     threads: config.Chosen[int] = None
-    """files read at the same time"""
+    """files read at the same time; by default one per core"""
 
 
 def index(args: list[str]) -> None:
     """number and check the images of a folder"""
+    from millionway.data.indexing import report_oddities
+
     chosen = _parse(Index, args, "index")
-    manifest = millionway.index(**vars(chosen))
-    problems = manifest.problems
-    for key, problem in list(problems.items())[:20]:
+    was_there = chosen.out.exists()
+    changes = millionway.index(**vars(chosen))
+    manifest = changes.manifest
+    for key, problem in list(manifest.problems.items())[:20]:
         print(f"unreadable  {key}: {problem}")
-    hashes = manifest.column("content_hash")[manifest.readable]
+    with _messages():
+        report_oddities(manifest, chosen.duplicates)
+    if was_there:
+        print(changes)
     print(
-        f"{len(manifest):,} images, {len(problems):,} unreadable, {len(hashes) - len(set(hashes)):,} exact duplicates\n"
-        f"written  {chosen.out}"
+        f"{manifest.readable.sum():,} images, {len(manifest.problems):,} unreadable, "
+        f"{manifest.num_duplicates + manifest.copies.sum():,} exact duplicates\nwritten  {chosen.out}"
     )
 
 

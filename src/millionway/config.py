@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import tyro
 
-from millionway.names import suggest
+from millionway.names import Duplicates, suggest
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -118,6 +118,8 @@ class Images:
     """a list made by `millionway index`, so that the images are not examined again"""
     max_unreadable: float = 0.01
     """stop if a larger share of the images cannot be read"""
+    duplicates: Duplicates = "report"
+    """images with the same bytes. merge: one row for all; report: say how many; keep: say nothing"""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
+
+Duplicates = Literal["report", "keep", "merge"]
 
 
 def suggest(name: str, known: Iterable[str], num: int = 1) -> str:

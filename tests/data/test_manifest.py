@@ -3,7 +3,8 @@ import pytest
 from PIL import Image
 
 from millionway.data.dataset import open_dataset
-from millionway.data.manifest import Manifest, build_manifest, difference
+from millionway.data.indexing import build_manifest
+from millionway.data.manifest import Manifest, difference
 from millionway.data.sources import open_source
 
 

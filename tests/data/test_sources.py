@@ -23,7 +23,7 @@ def test_folder_is_searched_at_any_depth(tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     source = open_source(str(tmp_path))
     assert list(source.keys) == sorted(["b.png", "a/z.JPG", "a/deep/er/x.jpeg", "ü ñ/with space.png", "new\nline.png"])
-    assert all(len(source.read(index)) == source.num_bytes(index) for index in range(len(source)))
+    assert all(len(source.read(index)) == source.status(index)[0] for index in range(len(source)))
 
 
 def test_names_that_are_not_unicode(tmp_path) -> None:

@@ -31,25 +31,32 @@ def test_resample_is_crop_and_antialiased_resize(height: int, width: int, size: 
         int(torch.randint(0, height - h + 1, (1,), generator=g)),
         int(torch.randint(0, width - w + 1, (1,), generator=g)),
     )
-    ours = views.resample(image, torch.tensor([[top, left, h, w]], dtype=torch.float32), size)
+    box, flip = torch.tensor([[top, left, h, w]] * 2, dtype=torch.float32), torch.tensor([False, True])
+    ours = views.resample(image.repeat(2, 1, 1, 1), box, flip, size)
     theirs = tv.resized_crop(image.float() / 255, top, left, h, w, [size, size], antialias=True)
-    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert torch.allclose(ours[:1], theirs, atol=1e-4)
+    assert torch.allclose(ours[1], ours[0].flip(2), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "factors"),
-    [
-        (views.brightness, tv.adjust_brightness, [0.2, 0.7, 1.0, 1.4, 1.8, 0.0]),
-        (views.contrast, tv.adjust_contrast, [0.2, 0.7, 1.0, 1.4, 1.8, 0.0]),
-        (views.saturation, tv.adjust_saturation, [0.2, 0.7, 1.0, 1.4, 1.8, 0.0]),
-        (views.hue, tv.adjust_hue, [-0.2, -0.1, 0.0, 0.07, 0.2, 0.5]),
-    ],
-)
-def test_color_operations_are_torchvisions(ours, theirs, factors: list[float]) -> None:
+JITTER = [tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue]
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("place", range(4))
+def test_color_operations_are_torchvisions(number: int, place: int) -> None:
+    """One of the four, at each place of the order; the others do nothing."""
     x = batch()
     x[1] = x[1].mean(0, keepdim=True)  # a gray image
-    expected = torch.stack([theirs(image, factor) for image, factor in zip(x, factors)])
-    assert torch.allclose(ours(x, torch.tensor(factors)), expected, atol=2e-5)
+    x[2, :, 3:9] = 0.5  # a gray patch
+    values = torch.tensor([-0.2, -0.1, 0.0, 0.07, 0.2, 0.5] if number == views.HUE else [0.2, 0.7, 1.0, 1.4, 1.8, 0.0])
+    expected = torch.stack([JITTER[number](image, float(value)) for image, value in zip(x, values)])
+    factors = torch.tensor([1.0, 1.0, 1.0, 0.0]).repeat(6, 1)
+    factors[:, number] = values
+    order = [other for other in range(4) if other != number]
+    order.insert(place, number)
+    no, yes = torch.zeros(6, dtype=torch.bool), torch.ones(6, dtype=torch.bool)
+    p = views.ViewParameters(torch.zeros(6, 4), no, yes, factors, torch.tensor([order] * 6), no, no, torch.ones(6))
+    assert torch.allclose(views.distort(x.clone(), p), expected, atol=2e-5)
 
 
 def test_blur_is_torchvisions() -> None:
@@ -67,14 +74,11 @@ def test_whole_distortion_equals_the_operations_one_by_one() -> None:
     p = views.draw_parameters(randomness.key_of(0, "test"), ids, sides, sides, **AUGMENTATION)
     x = batch(64)
     result = views.distort(x.clone(), p)
-    functions = [tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue]
     for i in range(64):
         image = x[i]
-        if p.flip[i]:
-            image = tv.horizontal_flip(image)
         if p.jitter[i]:
             for number in p.order[i].tolist():
-                image = functions[number](image, float(p.factors[i, number]))
+                image = JITTER[number](image, float(p.factors[i, number]))
         if p.gray[i]:
             image = tv.rgb_to_grayscale(image, num_output_channels=3)
         if p.blur[i]:
@@ -122,7 +126,7 @@ def test_a_file_and_memory_give_the_same_crops(tmp_path) -> None:
     files = FileStore(dataset.source, dataset.manifest, 2, 0.01)
     ids = torch.tensor([4, 0, 2])
     p = views.draw_parameters(3, ids, files.heights[ids], files.widths[ids], **AUGMENTATION)
-    _, (ours,) = dataset.store.crops(ids, [p.boxes], 32)
-    _, (theirs,) = files.crops(ids, [p.boxes], 32)
+    _, (ours,) = dataset.store.crops(ids, [p.boxes], 32, [p.flip])
+    _, (theirs,) = files.crops(ids, [p.boxes], 32, [p.flip])
     assert float((ours - theirs).abs().max()) < 1.5 / 255
     files.close()

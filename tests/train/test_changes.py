@@ -10,7 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import millionway
-from millionway.data.manifest import REMOVED, Manifest, build_manifest, update_manifest
+from millionway.data.indexing import build_manifest, update_manifest
+from millionway.data.manifest import REMOVED, Manifest
 from millionway.data.sources import open_source
 from millionway.model.classifier import InstanceClassifier
 from millionway.train import changes, checkpoint, pretrain

@@ -4,10 +4,14 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from millionway.files import replacing
+
+pc: Any = pyarrow.compute  # whose functions are made when it is imported, so that a type checker does not see them
 
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

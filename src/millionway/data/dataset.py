@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millionway.data.indexing import build_manifest, report_oddities, shares_images
 from millionway.data.loader import Store, open_store
-from millionway.data.manifest import Manifest, build_manifest, difference
+from millionway.data.manifest import Manifest, difference
 from millionway.data.source import Labels, Part, Source
 from millionway.data.sources import has_test_split, open_source
+from millionway.names import Duplicates
 
 log = logging.getLogger("millionway")
 
@@ -53,6 +55,7 @@ def open_dataset(
     max_images: int | None = None,
     num_threads: int = 2,
     max_unreadable: float = 0.01,
+    duplicates: Duplicates = "keep",
     progress: Callable[[Iterable, int, str], Iterable] | None = None,
 ) -> Dataset:
     """manifest_path: a list made before; the images must still be those, and are not examined again.
@@ -62,7 +65,7 @@ def open_dataset(
     source = source or open_source(data, data_root, test, max_images)
     if manifest_path is not None:
         manifest = Manifest.load(manifest_path)
-        if not set(manifest.keys) & set(source.keys):
+        if not shares_images(manifest, source):
             raise ValueError(f"none of the images of {manifest_path} is in {data}: it is another data set")
         changes = difference(manifest, source)
         if changes:
@@ -70,10 +73,11 @@ def open_dataset(
                 f"the images of {data} are not those of {manifest_path}: {changes}. Row i belongs to image i, so "
                 "put the images back, or start a new run (its encoder can start from this one with --init-from)."
             )
-        if manifest.keys != list(source.keys):
-            source = _in_order_of(manifest, source)
+        if manifest.keys != source.keys:
+            source = Part(source, source.keys.places_of(manifest.keys), manifest.keys, manifest.labels)
     else:
-        manifest = build_manifest(source, num_threads, progress)
+        manifest = build_manifest(source, num_threads, progress, duplicates)
+        report_oddities(manifest, duplicates)
     check_readable(manifest, data, max_unreadable)
     return Dataset(source, manifest, open_store(source, manifest, num_threads, max_unreadable, progress))
 
@@ -103,9 +107,3 @@ def check_readable(manifest: Manifest, data: str, max_unreadable: float) -> None
         )
     if problems:
         log.warning("%d of %d images cannot be read and are skipped", len(problems), len(manifest))
-
-
-def _in_order_of(manifest: Manifest, source: Source) -> Source:
-    """The same images under the manifest's numbers."""
-    place = {key: index for index, key in enumerate(source.keys)}
-    return Part(source, [place.get(key, -1) for key in manifest.keys], manifest.keys, manifest.labels)

@@ -1,74 +1,104 @@
 """Images that are files: a folder, or a list of paths."""
 
 import csv
+import errno
 import io
 import logging
 import os
 import stat
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
 
+from millionway.data.arrow_files import pc
 from millionway.data.images import EXTENSIONS, UnreadableImage
-from millionway.data.source import Labels, key_of_path, labels_from
+from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from, read_patiently
 
 log = logging.getLogger("millionway")
 
 SPLIT_FOLDERS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 1, "valid": 1, "validation": 1}
 
 
+# Errors of a disk or a network that may be gone a second later.
+PASSING = {errno.EIO, errno.EAGAIN, errno.ETIMEDOUT, errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN}
+
+
 @dataclass
 class FileSource:
-    """Images that are files."""
+    """Images that are files: the key is the path below root."""
 
     name: str
-    paths: list[str]
-    keys: list[str]
+    root: str
+    keys: Keys
     labels: Labels | None = None
+    odd: dict[str, str] = field(default_factory=dict)
+    """key -> path below root, where they differ: names that are not UTF-8"""
+    shareable: bool = True
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.keys)
 
-    def num_bytes(self, index: int) -> int:
+    def path(self, index: int) -> str:
+        key: str = self.keys[index]
+        return os.path.join(self.root, self.odd.get(key, key))
+
+    def status(self, index: int) -> tuple[int, int]:
         try:
-            return os.stat(self.paths[index]).st_size
+            status = os.stat(self.path(index))
         except OSError:
-            return -1
+            return GONE
+        return status.st_size, status.st_mtime_ns
 
     def read(self, index: int) -> bytes:
+        return read_file(self.path(index))
+
+
+def read_file(path: str, size: int | None = None, offset: int = 0) -> bytes:
+    """So many bytes of a file, or all; a disk that fails once is asked again."""
+
+    def read() -> bytes:
+        # Without O_NONBLOCK, opening a named pipe would wait for somebody to write into it.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            # Without O_NONBLOCK, opening a named pipe would wait for somebody to write into it.
-            with open(os.open(self.paths[index], os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise UnreadableImage("not a regular file")
-                return file.read()
-        except OSError as error:
-            raise UnreadableImage(error.strerror or str(error)) from None
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise UnreadableImage("not a regular file")
+            return os.pread(file, size or status.st_size or 1, offset)
+        finally:
+            os.close(file)
+
+    return read_patiently(read, lambda error: not isinstance(error, OSError) or error.errno not in PASSING)
 
 
 def open_folder(root: Path) -> FileSource:
     """Every image below root, at any depth, in the order of its relative path."""
-    found, num_other = [], 0
-    for path in _walk(root):
-        if os.path.splitext(path)[1].lower() in EXTENSIONS:
-            found.append(path)
-        else:
-            num_other += 1
-    if not found:
+    num_other, odd = 0, {}
+
+    def keys() -> Iterator[str]:
+        nonlocal num_other
+        for name in _walk(root):
+            if os.path.splitext(name)[1].lower() in EXTENSIONS:
+                key = key_of_path(name)
+                if key != name:
+                    odd[key] = name
+                yield key
+            else:
+                num_other += 1
+
+    found = Keys(keys())
+    if len(found) == 0:
         others = f"{num_other} other files are there" if num_other else "the folder is empty"
         raise ValueError(
             f"--data {root}: no image found; {others}. Looked in all subfolders for {' '.join(sorted(EXTENSIONS))}"
         )
-    relative = sorted((os.path.relpath(path, root), path) for path in found)
-    keys = [key_of_path(name) for name, _ in relative]
-    return FileSource(str(root), [path for _, path in relative], keys, labels_of_folders(keys))
+    found = found.take(pc.sort_indices(found.arrow).to_numpy())
+    return FileSource(str(root), str(root), found, labels_of_folders(found), odd)
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """Files below root, symbolic links followed, each folder once (so loops end); hidden names are passed over."""
+    """Paths below root, symbolic links followed, each folder once (so loops end); hidden names are passed over."""
     seen = set()
 
     def warn(error: OSError) -> None:
@@ -81,19 +111,27 @@ def _walk(root: Path) -> Iterator[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "__MACOSX")))
-        yield from (os.path.join(folder, name) for name in files if not name.startswith("."))
+        below = os.path.relpath(folder, root)
+        below = "" if below == "." else below + os.sep
+        yield from (below + name for name in files if not name.startswith("."))
 
 
-def labels_of_folders(keys: Sequence[str]) -> Labels | None:
+def labels_of_folders(keys: Keys) -> Labels | None:
     """The name of the first folder is the label; below train/ and test/ (or val/) it is the second one."""
-    parts = [key.split("/")[:-1] for key in keys]
-    is_test = None
-    if all(part and part[0].lower() in SPLIT_FOLDERS for part in parts):
-        is_test = np.array([SPLIT_FOLDERS[part[0].lower()] == 1 for part in parts])
-        parts = [part[1:] for part in parts]
+    first, is_test = _first_folder(keys.arrow), None
+    splits = pc.unique(first).to_pylist()
+    if all(name.lower() in SPLIT_FOLDERS for name in splits):
+        tests = [name for name in splits if SPLIT_FOLDERS[name.lower()] == 1]
+        is_test = pc.is_in(first, value_set=pa.array(tests, pa.string())).to_numpy()
         if not is_test.any() or is_test.all():
             is_test = None
-    return labels_from([part[0] if part else "" for part in parts], is_test)
+        first = _first_folder(pc.replace_substring_regex(keys.arrow, "^[^/]*/", "", max_replacements=1))
+    return labels_from(Keys(first), is_test)
+
+
+def _first_folder(paths: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What is before the first /, '' if there is none."""
+    return pc.replace_substring_regex(pc.if_else(pc.match_substring(paths, "/"), paths, ""), "(?s)/.*$", "")
 
 
 def open_list(path: Path) -> FileSource:
@@ -119,12 +157,14 @@ def open_list(path: Path) -> FileSource:
         raise ValueError(f"--data {path}: give a folder, a .txt or .csv list of paths, or a named set")
     if not names:
         raise ValueError(f"--data {path}: the list names no image")
-    return list_of_files(str(path), path.parent, names, labels_from(texts))
+    return list_of_files(str(path), path.parent, names, labels_from(Keys(texts)))
 
 
 def list_of_files(name: str, folder: Path, names: Sequence[str], labels: Labels | None) -> FileSource:
     """Files by their paths, relative to the folder; each may be there once."""
-    twice = [text for text, count in Counter(names).items() if count > 1]
+    keys = Keys(map(key_of_path, names))
+    twice = keys.repeated()
     if twice:
         raise ValueError(f"--data {name}: {len(twice)} images are listed twice, for example {twice[0]!r}")
-    return FileSource(name, [str(folder / text) for text in names], [key_of_path(text) for text in names], labels)
+    odd = {key: text for key, text in zip(keys, names) if key != text}
+    return FileSource(name, str(folder), keys, labels, odd)

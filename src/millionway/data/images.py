@@ -5,6 +5,7 @@ to 8 bits; CMYK, palette and the rest by Pillow's own conversion. Pillow's guard
 """
 
 import io
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
@@ -13,6 +14,9 @@ EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"}
 )
+
+ROTATION_KEYS = {"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"}  # where Pillow looks for a rotation
+NEAR_EMPTY = 2.0
 
 
 class UnreadableImage(ValueError):
@@ -24,18 +28,25 @@ def decode(data: bytes | np.ndarray, shrink_to: int | None = None) -> Image.Imag
 
     shrink_to: the caller needs no side shorter than this many pixels, so a JPEG may be decoded at 1/2, 1/4 or 1/8.
     """
+    return decode_with_mode(data, shrink_to)[0]
+
+
+def decode_with_mode(data: bytes | np.ndarray, shrink_to: int | None = None) -> tuple[Image.Image, str]:
+    """(as decode(), the mode in which it is stored, by Pillow's names: RGB, L, P, RGBA, CMYK, I;16, ...)."""
     if isinstance(data, np.ndarray):
-        return Image.fromarray(data).convert("RGB")
+        image = Image.fromarray(data)
+        return image.convert("RGB"), image.mode
     if not data:
         raise UnreadableImage("empty file")
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a truncated image must raise"
     try:
         with Image.open(io.BytesIO(data)) as image:
+            mode = image.mode
             if shrink_to is not None and image.format == "JPEG":
                 # Both sides stay at or above shrink_to: draft() never goes below the size asked for.
                 scale = shrink_to / min(image.size)
                 image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
-            return _to_rgb(image)
+            return _to_rgb(image), mode
     except Image.DecompressionBombError:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
         raise UnreadableImage(f"too many pixels: more than {limit} million; store a smaller copy") from None
@@ -43,6 +54,15 @@ def decode(data: bytes | np.ndarray, shrink_to: int | None = None) -> Image.Imag
         raise UnreadableImage("not an image that Pillow knows") from None
     except Exception as error:  # each format's decoder has exceptions of its own
         raise UnreadableImage(str(error) or type(error).__name__) from None
+
+
+def is_near_empty(image: Image.Image) -> bool:
+    """Whether almost nothing is to be seen: the brightness (0 to 255) deviates by less than NEAR_EMPTY."""
+    extrema: Any = image.resize((8, 8), Image.Resampling.NEAREST).convert("L").getextrema()
+    if extrema[1] - extrema[0] > 8 * NEAR_EMPTY:  # 64 pixels settle it for nearly all images
+        return False
+    small = image.resize((64, 64), Image.Resampling.NEAREST).convert("L")
+    return bool(np.asarray(small, dtype=np.float32).std() < NEAR_EMPTY)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -61,6 +81,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
+    if image.format != "TIFF" and not ROTATION_KEYS & image.info.keys():
+        return image
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # a broken EXIF block says nothing about the pixels

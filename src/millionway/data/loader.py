@@ -4,7 +4,8 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from itertools import repeat
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from millionway.data import views
 from millionway.data.images import UnreadableImage, decode
 from millionway.data.manifest import Manifest
 from millionway.data.sources import Source
-from millionway.data.threads import in_order
+from millionway.data.workers import in_order
 
 log = logging.getLogger("millionway")
+
+Out = TypeVar("Out")
 
 SMALL_SIDE = 128  # images up to this side live in memory, if they fit
 PREFETCHED_BATCHES = 2
@@ -33,8 +36,10 @@ class Store(Protocol):
     heights: Tensor  # [instances] int64
     widths: Tensor
 
-    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
-        """Cut each box out of its image and resize it to [3, size, size], float in [0, 1].
+    def crops(
+        self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Cut each box out of its image, resize it to [3, size, size], float in [0, 1], and flip those to flip.
 
         Returns the ids that were read (an image that fails is replaced by another of the batch), and one tensor per
         list of boxes.
@@ -52,9 +57,11 @@ class MemoryStore:
         self.heights = torch.full((len(pixels),), pixels.shape[2])
         self.widths = torch.full((len(pixels),), pixels.shape[3])
 
-    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
+    def crops(
+        self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         images = self.pixels[instance_ids]
-        return instance_ids, [views.resample(images, box, size) for box in boxes]
+        return instance_ids, [views.resample(images, *each, size) for each in zip(boxes, flips or repeat(None))]
 
     def close(self) -> None:
         pass
@@ -71,10 +78,14 @@ class FileStore:
         self.max_failed = max_failed
         self.failed: dict[int, str] = {}
 
-    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, list[Tensor]]:
+    def crops(
+        self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        none = torch.zeros(len(instance_ids), 1)
+        cuts = [torch.cat([box, none if flips is None else flips[n][:, None]], dim=1) for n, box in enumerate(boxes)]
         jobs = [
-            self.pool.submit(self._crop, index, [box[place].tolist() for box in boxes], size)
-            for place, index in enumerate(instance_ids.tolist())
+            self.pool.submit(self._crop, index, cut, size)
+            for index, cut in zip(instance_ids.tolist(), torch.stack(cuts, dim=1).tolist())
         ]
         results = [job.result() for job in jobs]
         good = {place: result for place, result in enumerate(results) if result is not None}
@@ -86,11 +97,11 @@ class FileStore:
         stacked = stacked.permute(1, 0, 4, 2, 3).float() / 255
         return instance_ids[places], list(stacked)
 
-    def _crop(self, index: int, boxes: list[list[float]], size: int) -> np.ndarray | None:
-        """[boxes, size, size, 3] uint8, or None if the image failed."""
+    def _crop(self, index: int, cuts: list[list[float]], size: int) -> np.ndarray | None:
+        """[cuts, size, size, 3] uint8 for each (top, left, height, width, flipped), or None if the image failed."""
         full_width, full_height = int(self.widths[index]), int(self.heights[index])
         # The smallest box decides how much of a JPEG's resolution is needed; twice that leaves the resize its say.
-        smallest = min(min(height, width) for _, _, height, width in boxes)
+        smallest = min(min(height, width) for _, _, height, width, _ in cuts)
         shrink_to = int(np.ceil(2 * min(full_width, full_height) * size / smallest))
         try:
             image = decode(self.source.read(index), shrink_to)
@@ -106,11 +117,12 @@ class FileStore:
             )
             return None
         crops = []
-        for top, left, height, width in boxes:
+        for top, left, height, width, flipped in cuts:
             box = (left * x_scale, top * y_scale, (left + width) * x_scale, (top + height) * y_scale)
             x0, y0 = int(box[0]), int(box[1])
             x1, y1 = max(x0 + 1, round(box[2])), max(y0 + 1, round(box[3]))
-            crops.append(np.asarray(image.crop((x0, y0, x1, y1)).resize((size, size), Image.Resampling.BILINEAR)))
+            crop = np.asarray(image.crop((x0, y0, x1, y1)).resize((size, size), Image.Resampling.BILINEAR))
+            crops.append(crop[:, ::-1] if flipped else crop)
         return np.stack(crops)
 
     def _report(self, index: int, reason: str) -> None:
@@ -173,7 +185,7 @@ def plain_batches(
         good = read_ids == ids
         return images[good], ids[good]
 
-    for images, ids in in_order(read, instance_ids.split(batch_size), 1, PREFETCHED_BATCHES):
+    for images, ids in _ahead(read, instance_ids.split(batch_size), store, device):
         yield images.to(device), ids.to(device)
 
 
@@ -190,8 +202,15 @@ def view_batches(
         keys, ids = batch
         heights, widths = store.heights[ids], store.widths[ids]
         parameters = [views.draw_parameters(key, ids, heights, widths, **augmentation) for key in keys]
-        read_ids, crops = store.crops(ids, [each.boxes for each in parameters], size)
+        boxes, flips = [each.boxes for each in parameters], [each.flip for each in parameters]
+        read_ids, crops = store.crops(ids, boxes, size, flips)
         return torch.cat(crops), read_ids.repeat(len(keys)), parameters
 
-    for crops, ids, parameters in in_order(read, batches, 1, PREFETCHED_BATCHES):
+    for crops, ids, parameters in _ahead(read, batches, store, device):
         yield views.distort(crops.to(device), views.join(parameters, device)), ids.to(device)
+
+
+def _ahead(read: Callable[[Any], Out], batches: Iterable, store: Store, device: torch.device) -> Iterator[Out]:
+    """Read the next batches while this one is worked on; not if that would only take its cores away."""
+    is_same_work = isinstance(store, MemoryStore) and device.type == "cpu"
+    return in_order(read, batches, 0 if is_same_work else 1, PREFETCHED_BATCHES)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from millionway.data.folders import FileSource
-from millionway.data.source import ArraySource, Labels, Source, key_of_path
+from millionway.data.folders import FileSource, list_of_files
+from millionway.data.source import ArraySource, Labels, Source
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -95,10 +95,9 @@ def _torchvision_files(
             entries = [(Path(dataset.root) / categories[label] / file, label) for label, file in dataset.index]
         else:
             categories, entries = dataset.classes, list(zip(dataset._image_files, dataset._labels))
-        entries = sorted((str(path), label) for path, label in entries)
-        keys = [key_of_path(os.path.relpath(path, root)) for path, _ in entries]
+        entries = sorted((os.path.relpath(path, root), label) for path, label in entries)
         labels = Labels(np.array([label for _, label in entries], dtype=np.int64), list(categories))
-        return FileSource(name, [path for path, _ in entries], keys, labels)
+        return list_of_files(name, root, [path for path, _ in entries], labels)
 
     return load
 

@@ -2,18 +2,14 @@
 
 import logging
 import os
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from millionway.data.folders import labels_of_folders
 from millionway.data.images import EXTENSIONS, UnreadableImage
-from millionway.data.source import Labels
+from millionway.data.source import Keys, Labels, read_patiently
 
 log = logging.getLogger("millionway")
-
-NUM_TRIES = 3
-WAIT_SECONDS = 1.0
 
 
 @dataclass
@@ -24,27 +20,24 @@ class RemoteSource:
     files: Any
     paths: list[str]
     sizes: list[int]
-    keys: list[str]
+    keys: Keys
     labels: Labels | None = None
+    shareable: bool = False  # its connections belong to this process
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def num_bytes(self, index: int) -> int:
-        return self.sizes[index]
+    def status(self, index: int) -> tuple[int, int]:
+        return self.sizes[index], 0
 
     def read(self, index: int) -> bytes:
-        """A network that fails once is asked again."""
-        for attempt in range(NUM_TRIES):
-            try:
-                return self.files.cat_file(self.paths[index])
-            except FileNotFoundError:
-                raise UnreadableImage("it is no longer there") from None
-            except Exception as error:  # every file system has errors of its own
-                if attempt == NUM_TRIES - 1:
-                    raise UnreadableImage(str(error) or type(error).__name__) from None
-                time.sleep(WAIT_SECONDS * 2**attempt)
-        raise AssertionError
+        return read_patiently(lambda: self._read(index), lambda error: False)
+
+    def _read(self, index: int) -> bytes:
+        try:
+            return self.files.cat_file(self.paths[index])
+        except FileNotFoundError:
+            raise UnreadableImage("it is no longer there") from None
 
 
 def is_remote(data: str) -> bool:
@@ -65,6 +58,6 @@ def open_remote(data: str) -> RemoteSource:
         raise ValueError(f"--data {data}: no image found among {len(found)} files")
     root = root.rstrip("/")
     listed = sorted((path.removeprefix(root).lstrip("/"), path, entry) for path, entry in images.items())
-    keys = [key for key, _, _ in listed]
+    keys = Keys(key for key, _, _ in listed)
     sizes = [int(entry.get("size") or 0) for _, _, entry in listed]
     return RemoteSource(data, files, [path for _, path, _ in listed], sizes, keys, labels_of_folders(keys))

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
-from millionway.data.arrow_files import kept_file, read_arrow, write_arrow
+from millionway.data.arrow_files import kept_file, pc, read_arrow, write_arrow
+from millionway.data.folders import read_file
 from millionway.data.images import EXTENSIONS, UnreadableImage
-from millionway.data.source import Labels, key_of_path, labels_from
+from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from
 
 log = logging.getLogger("millionway")
 
@@ -26,32 +28,30 @@ class ShardSource:
 
     name: str
     shards: list[str]
-    shard_of: Sequence[int]
-    offsets: Sequence[int]
-    sizes: Sequence[int]
-    keys: Sequence[str]
+    shard_of: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    keys: Keys
     labels: Labels | None = None
+    shareable: bool = True
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def num_bytes(self, index: int) -> int:
+    def status(self, index: int) -> tuple[int, int]:
         try:
-            there = os.stat(self.shards[self.shard_of[index]]).st_size
+            shard = os.stat(self.shards[self.shard_of[index]])
         except OSError:
-            return -1
-        return self.sizes[index] if self.offsets[index] + self.sizes[index] <= there else -1
+            return GONE
+        size = int(self.sizes[index])
+        return (size, shard.st_mtime_ns) if self.offsets[index] + size <= shard.st_size else GONE
 
     def read(self, index: int) -> bytes:
-        path, size = self.shards[self.shard_of[index]], self.sizes[index]
+        path, size, offset = self.shards[self.shard_of[index]], int(self.sizes[index]), int(self.offsets[index])
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                data = os.pread(descriptor, size, self.offsets[index])
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise UnreadableImage(f"{Path(path).name}: {error.strerror}") from None
+            data = read_file(path, size, offset)
+        except UnreadableImage as error:
+            raise UnreadableImage(f"{Path(path).name}: {error}") from None
         if len(data) < size:
             raise UnreadableImage(f"{Path(path).name} ends before it: the shard is truncated")
         return data
@@ -75,20 +75,26 @@ def open_shards(name: str, paths: Sequence[str]) -> ShardSource:
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing:
         raise ValueError(f"--data {name}: {len(missing)} shards are missing, for example {missing[0]}")
-    shard_of, offsets, sizes, keys, texts = [], [], [], [], []
-    for number, path in enumerate(paths):
-        index = _index(path)
-        shard_of += [number] * len(index)
-        offsets += index["offset"].to_pylist()
-        sizes += index["size"].to_pylist()
-        keys += [f"{Path(path).name}/{member}" for member in index["name"].to_pylist()]
-        texts += index["label"].to_pylist()
-    if not keys:
+    parts = [_index(path) for path in paths]
+    keys = Keys(
+        pa.chunked_array(
+            [
+                chunk
+                for path, part in zip(paths, parts)
+                for chunk in pc.binary_join_element_wise(Path(path).name, part["name"], "/").chunks
+            ],
+            pa.string(),
+        )
+    )
+    if len(keys) == 0:
         raise ValueError(f"--data {name}: no image in {len(paths)} shards")
-    repeated = [key for key, count in Counter(keys).items() if count > 1]
+    repeated = keys.repeated()
     if repeated:
         raise ValueError(f"--data {name}: {len(repeated)} names occur twice, for example {repeated[0]!r}")
-    return ShardSource(name, list(paths), shard_of, offsets, sizes, keys, labels_from(texts))
+    index = pa.concat_tables(parts)
+    shard_of = np.repeat(np.arange(len(paths)), [len(part) for part in parts])
+    offsets, sizes = index["offset"].to_numpy(), index["size"].to_numpy()
+    return ShardSource(name, list(paths), shard_of, offsets, sizes, keys, labels_from(Keys(index["label"])))
 
 
 def _index(path: str) -> pa.Table:

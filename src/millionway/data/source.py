@@ -1,15 +1,71 @@
 """What every kind of data looks like: numbered images with stable keys, and perhaps labels."""
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from millionway import randomness
+from millionway.data.arrow_files import pc
 from millionway.data.images import UnreadableImage
+
+KEYS_PER_CHUNK = 1 << 20
+NUM_TRIES = 3
+WAIT_SECONDS = 1.0
+GONE = (-1, 0)  # the status of an image that is not there
+
+
+class Keys(Sequence[str]):
+    """Texts in an Arrow column: millions of them cost no more than their letters."""
+
+    def __init__(self, texts: Iterable[str] | pa.ChunkedArray) -> None:
+        self.arrow: Any = texts if isinstance(texts, pa.ChunkedArray) else _column(texts)
+
+    def __len__(self) -> int:
+        return len(self.arrow)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.arrow[index].to_pylist()
+        return self.arrow[int(index)].as_py()
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), KEYS_PER_CHUNK):
+            yield from self.arrow.slice(start, KEYS_PER_CHUNK).to_pylist()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Keys):
+            return self.arrow.equals(other.arrow)
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def places_of(self, others: "Keys") -> np.ndarray:
+        """[others] where each of the other texts is here, -1 if nowhere."""
+        return pc.fill_null(pc.index_in(others.arrow, value_set=self.arrow), -1).to_numpy().astype(np.int64)
+
+    def take(self, places: np.ndarray) -> "Keys":
+        return Keys(self.arrow.take(pa.array(places)))
+
+    def repeated(self) -> list[str]:
+        """Texts that are there more than once."""
+        if len(pc.unique(self.arrow)) == len(self):
+            return []
+        counts = self.arrow.value_counts()
+        return counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+
+
+def _column(texts: Iterable[str]) -> pa.ChunkedArray:
+    chunks, waiting = [], []
+    for text in texts:
+        waiting.append(text)
+        if len(waiting) == KEYS_PER_CHUNK:
+            chunks.append(pa.array(waiting, pa.string()))
+            waiting = []
+    return pa.chunked_array([*chunks, pa.array(waiting, pa.string())])
 
 
 @dataclass(frozen=True)
@@ -30,15 +86,23 @@ class Source(Protocol):
     def name(self) -> str: ...
 
     @property
-    def keys(self) -> Sequence[str]: ...
+    def keys(self) -> Keys: ...
 
     @property
     def labels(self) -> Labels | None: ...
 
     def __len__(self) -> int: ...
 
-    def num_bytes(self, index: int) -> int:
-        """Size as stored; cheap, so that a changed image can be noticed. -1 if it is gone."""
+    @property
+    def shareable(self) -> bool:
+        """Whether forked processes may read it too."""
+        ...
+
+    def status(self, index: int) -> tuple[int, int]:
+        """(bytes as stored, -1 if it is gone; when written, in nanoseconds, 0 if nobody knows).
+
+        Cheap, so that a changed image can be noticed.
+        """
         ...
 
     def read(self, index: int) -> bytes | np.ndarray:
@@ -46,15 +110,29 @@ class Source(Protocol):
         ...
 
 
-def labels_from(texts: list[str], is_test: np.ndarray | None = None) -> Labels | None:
+def labels_from(texts: Keys, is_test: np.ndarray | None = None) -> Labels | None:
     """Labels from one word per image, '' where unknown; None unless there are two different ones."""
-    names = sorted(set(texts) - {""})
+    names = sorted(set(pc.unique(texts.arrow).to_pylist()) - {""})
     if all(name.isdecimal() for name in names):
         names.sort(key=int)
     if len(names) < 2:
         return None
-    number = {name: index for index, name in enumerate(names)} | {"": -1}
-    return Labels(np.array([number[text] for text in texts], dtype=np.int64), names, is_test)
+    return Labels(Keys(names).places_of(texts), names, is_test)
+
+
+def read_patiently(read: Callable[[], bytes], is_lasting: Callable[[Exception], bool]) -> bytes:
+    """A disk or network that fails once is asked again; what it says at last is raised as UnreadableImage."""
+    for attempt in range(NUM_TRIES):
+        try:
+            return read()
+        except UnreadableImage:
+            raise
+        except Exception as error:  # every file system has errors of its own
+            if attempt == NUM_TRIES - 1 or is_lasting(error):
+                words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                raise UnreadableImage(words or type(error).__name__) from None
+            time.sleep(WAIT_SECONDS * 2**attempt)
+    raise AssertionError
 
 
 def key_of_path(relative_path: str) -> str:
@@ -69,16 +147,17 @@ class ArraySource:
     name: str
     pixels: np.ndarray
     labels: Labels | None = None
-    keys: Sequence[str] = field(init=False)
+    keys: Keys = field(init=False)
+    shareable: bool = True
 
     def __post_init__(self) -> None:
-        self.keys = [f"{self.name}/{index:06d}" for index in range(len(self.pixels))]
+        self.keys = Keys(f"{self.name}/{index:06d}" for index in range(len(self.pixels)))
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def num_bytes(self, index: int) -> int:
-        return self.pixels[index].nbytes
+    def status(self, index: int) -> tuple[int, int]:
+        return self.pixels[index].nbytes, 0
 
     def read(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.pixels[index])
@@ -89,9 +168,9 @@ class Part:
     """Some images of a source, or all in another order."""
 
     source: Source
-    places: Sequence[int]
-    """in the source; -1 for an image that is gone"""
-    keys: Sequence[str]
+    places: np.ndarray
+    """[images] in the source; -1 for an image that is gone"""
+    keys: Keys
     labels: Labels | None = None
 
     @property
@@ -101,14 +180,18 @@ class Part:
     def __len__(self) -> int:
         return len(self.places)
 
-    def num_bytes(self, index: int) -> int:
-        place = self.places[index]
-        return -1 if place < 0 else self.source.num_bytes(place)
+    @property
+    def shareable(self) -> bool:
+        return self.source.shareable
+
+    def status(self, index: int) -> tuple[int, int]:
+        place = int(self.places[index])
+        return GONE if place < 0 else self.source.status(place)
 
     def read(self, index: int) -> bytes | np.ndarray:
         if self.places[index] < 0:
             raise UnreadableImage("the image is gone")
-        return self.source.read(self.places[index])
+        return self.source.read(int(self.places[index]))
 
 
 def some_of(source: Source, num: int) -> Source:
@@ -120,4 +203,4 @@ def some_of(source: Source, num: int) -> Source:
     labels = source.labels
     if labels is not None:
         labels = Labels(labels.ids[places], labels.names, None if labels.is_test is None else labels.is_test[places])
-    return Part(source, places.tolist(), [source.keys[int(place)] for place in places], labels)
+    return Part(source, places, source.keys.take(places), labels)

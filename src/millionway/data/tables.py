@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from millionway.data.arrow_files import kept_file, read_arrow, write_arrow
 from millionway.data.folders import list_of_files
 from millionway.data.images import UnreadableImage
-from millionway.data.source import Labels, Source, labels_from
+from millionway.data.source import GONE, Keys, Labels, Source, labels_from
 
 log = logging.getLogger("millionway")
 
@@ -29,15 +29,16 @@ class TableSource:
 
     name: str
     images: pa.ChunkedArray
-    keys: list[str]
+    keys: Keys
     labels: Labels | None = None
+    shareable: bool = True
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def num_bytes(self, index: int) -> int:
+    def status(self, index: int) -> tuple[int, int]:
         value = self.images[index]
-        return len(value.as_buffer()) if value.is_valid else -1
+        return (len(value.as_buffer()), 0) if value.is_valid else GONE
 
     def read(self, index: int) -> bytes:
         value = self.images[index]
@@ -68,7 +69,7 @@ def open_table(name: str, paths: list[Path]) -> Source:
             images += table["image"].chunks
             own = [None] * len(table)
         keys += [f"{path.name}/{row:08d}" + (f"/{Path(text).name}" if text else "") for row, text in enumerate(own)]
-    return TableSource(name, pa.chunked_array(images), keys, labels)
+    return TableSource(name, pa.chunked_array(images), Keys(keys), labels)
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
@@ -100,7 +101,7 @@ def _labels(parts: list[pa.Table]) -> Labels | None:
     names = _class_names(parts[0].schema, column)
     if names and all(isinstance(value, int) for value in values):
         return Labels(np.array([v if 0 <= v < len(names) else -1 for v in values], dtype=np.int64), names)
-    return labels_from(["" if value is None else str(value) for value in values])
+    return labels_from(Keys("" if value is None else str(value) for value in values))
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:

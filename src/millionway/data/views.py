@@ -5,6 +5,7 @@ the batch has its own parameters, drawn from (seed, epoch, instance, view) alone
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import permutations
 
@@ -17,6 +18,9 @@ from millionway import randomness
 
 NUM_CROP_TRIES = 10
 ASPECT_RATIO = (3 / 4, 4 / 3)
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+# Values worked on at a time, so that a processor's cache holds them: the fastest of a few powers of two.
+RESAMPLED_AT_ONCE, DISTORTED_AT_ONCE = 400_000, 1_600_000
 JITTER_ORDERS = torch.tensor(list(permutations(range(4))))  # [24, 4] the ways to order four color operations
 
 
@@ -102,13 +106,41 @@ def plain_boxes(heights: Tensor, widths: Tensor, size: int) -> Float[Tensor, "im
 
 
 def resample(
-    images: UInt8[Tensor, "images channels height width"], boxes: Float[Tensor, "images 4"], size: int
+    images: UInt8[Tensor, "images channels height width"],
+    boxes: Float[Tensor, "images 4"],
+    flip: Tensor | None,
+    size: int,
 ) -> Float[Tensor, "images channels size size"]:
-    """Crop and resize with antialiasing, two matrix products per image: rows @ image @ columns^T."""
-    rows = _resample_matrix(boxes[:, 0], boxes[:, 2], images.shape[2], size)
-    columns = _resample_matrix(boxes[:, 1], boxes[:, 3], images.shape[3], size)
-    pixels = images.float() / 255
-    return rows[:, None] @ (pixels @ columns[:, None].mT)
+    """Crop, resize with antialiasing and flip, two matrix products per image: rows @ image @ columns^T."""
+    num_images, num_channels, height, width = images.shape
+    if flip is None and bool((boxes == boxes[:1]).all()):
+        return _resample_alike(images, boxes[:1], size)
+    rows = _resample_matrix(boxes[:, 0], boxes[:, 2], height, size)
+    columns = _resample_matrix(boxes[:, 1], boxes[:, 3], width, size) / 255
+    if flip is not None:
+        columns = torch.where(flip[:, None, None], columns.flip(1), columns)
+    out = torch.empty(num_images, num_channels, size, size, device=images.device)
+    for part in _parts(images, RESAMPLED_AT_ONCE):
+        wide = torch.bmm(images[part].flatten(1, 2).float(), columns[part].mT)  # [images, channels x height, size]
+        wide = wide.view(-1, num_channels, height, size)
+        torch.matmul(rows[part, None], wide, out=out[part])
+    return out
+
+
+def _resample_alike(images: Tensor, box: Tensor, size: int) -> Tensor:
+    """The same box of all images: one matrix for all, none if they stay as they are."""
+    height, width = images.shape[2:]
+    if height == width == size and box[0].tolist() == [0, 0, size, size]:
+        return images / 255
+    rows = _resample_matrix(box[:, 0], box[:, 2], height, size)[0]
+    columns = _resample_matrix(box[:, 1], box[:, 3], width, size)[0] / 255
+    return rows @ (images.float() @ columns.T)
+
+
+def _parts(images: Tensor, num_values: int) -> list[slice]:
+    """Slices of the batch of about so many values; on other devices than a processor the whole batch."""
+    num = max(1, num_values // images[:1].numel()) if images.device.type == "cpu" else len(images)
+    return [slice(start, start + num) for start in range(0, len(images), num)]
 
 
 def _resample_matrix(start: Tensor, length: Tensor, num_in: int, num_out: int) -> Float[Tensor, "images out in"]:
@@ -126,58 +158,63 @@ def _resample_matrix(start: Tensor, length: Tensor, num_in: int, num_out: int) -
 def distort(
     crops: Float[Tensor, "images 3 size size"], parameters: ViewParameters
 ) -> Float[Tensor, "images 3 size size"]:
-    """Flip, color jitter in each image's own order, grayscale, blur."""
-    x = torch.where(parameters.flip[:, None, None, None], crops.flip(3), crops)
-    operations = (brightness, contrast, saturation, hue)
-    for place in range(4):
-        for number, operation in enumerate(operations):
-            chosen = (parameters.jitter & (parameters.order[:, place] == number)).nonzero()[:, 0]
-            if len(chosen):
-                x[chosen] = operation(x[chosen], parameters.factors[chosen, number])
-    x = torch.where(parameters.gray[:, None, None, None], luma(x).expand_as(x), x)
-    chosen = parameters.blur.nonzero()[:, 0]
-    if len(chosen):
-        x[chosen] = gaussian_blur(x[chosen], parameters.sigma[chosen])
-    return x
+    """Color jitter in each image's own order, grayscale, blur; in place.
+
+    Brightness, contrast and saturation are one formula with different numbers, x -> factor x + to_luma luma +
+    to_mean mean luma, so each of their three turns is one operation for the whole batch, whatever each image does in
+    it. Hue comes before the turn that each image's order says.
+    """
+    factor, to_luma, to_mean = _blends(parameters)
+    hue_turn = torch.where(parameters.jitter, (parameters.order == HUE).int().argmax(dim=1), -1)
+    for part in _parts(crops, DISTORTED_AT_ONCE):
+        x, shift = crops[part], parameters.factors[part, HUE]
+        for turn in range(4):
+            _on_some(x, hue_turn[part] == turn, hue, shift)
+            if turn < 3:
+                _blend_(x, *(numbers[part, turn, None, None, None] for numbers in (factor, to_luma, to_mean)))
+        _on_some(x, parameters.gray[part], lambda some: luma(some).expand_as(some))
+        _on_some(x, parameters.blur[part], gaussian_blur, parameters.sigma[part])
+    return crops
+
+
+def _blends(parameters: ViewParameters) -> tuple[Tensor, Tensor, Tensor]:
+    """(factor, to_luma, to_mean) of the three turns of each image: [images, 3] each."""
+    kind = parameters.order[parameters.order != HUE].view(-1, 3)
+    factor = torch.where(parameters.jitter[:, None], parameters.factors.gather(1, kind), 1.0)
+    return factor, (1 - factor) * (kind == SATURATION), (1 - factor) * (kind == CONTRAST)
+
+
+def _blend_(x: Tensor, factor: Tensor, to_luma: Tensor, to_mean: Tensor) -> None:
+    light = luma(x)
+    base = light * to_luma + light.mean(dim=(1, 2, 3), keepdim=True) * to_mean
+    torch.addcmul(base, x, factor, out=x).clamp_(0, 1)
+
+
+def _on_some(x: Tensor, chosen: Tensor, operation: Callable[..., Tensor], *numbers: Tensor) -> None:
+    places = chosen.nonzero()[:, 0]
+    if len(places):
+        x[places] = operation(x[places], *(each[places] for each in numbers))
 
 
 def luma(x: Tensor) -> Tensor:
     """Brightness as the eye sees it: [images, 1, height, width]."""
-    return 0.2989 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
-
-
-def _blend(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    factor = factor[:, None, None, None]
-    return (factor * x + (1 - factor) * other).clamp(0, 1)
-
-
-def brightness(x: Tensor, factor: Tensor) -> Tensor:
-    return _blend(x, torch.zeros_like(x), factor)
-
-
-def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    return _blend(x, luma(x).mean(dim=(1, 2, 3), keepdim=True), factor)
-
-
-def saturation(x: Tensor, factor: Tensor) -> Tensor:
-    return _blend(x, luma(x), factor)
+    return (x[:, 0:1] * 0.2989).add_(x[:, 1:2], alpha=0.587).add_(x[:, 2:3], alpha=0.114)
 
 
 def hue(x: Tensor, shift: Tensor) -> Tensor:
     """Turn the color circle by `shift` turns (-0.5 to 0.5), through HSV."""
-    value, brightest = x.max(dim=1)
-    chroma = value - x.min(dim=1).values
-    safe = torch.where(chroma == 0, torch.ones_like(chroma), chroma)
     r, g, b = x.unbind(dim=1)
-    sector = torch.where(
-        brightest == 0, (g - b) / safe, torch.where(brightest == 1, 2 + (b - r) / safe, 4 + (r - g) / safe)
-    )
-    sector = (sector + 6 * shift[:, None, None]) % 6  # 0 red, 2 green, 4 blue
+    value = torch.maximum(torch.maximum(r, g), b)
+    chroma = value - torch.minimum(torch.minimum(r, g), b)
+    is_r, is_g = r == value, g == value
+    sector = torch.where(is_r, g - b, torch.where(is_g, b - r, r - g)).div_(chroma.clamp(min=1e-12))
+    sector += torch.where(is_r, 0.0, torch.where(is_g, 2.0, 4.0)) + 6 * shift[:, None, None]  # 0 red, 2 green, 4 blue
+    sector.sub_((sector / 6).floor_(), alpha=6)
     # Each channel falls from `value` by the chroma, as a trapezoid of the distance on the circle.
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=x.device)[None, :, None, None]
-    turn = (offsets + sector[:, None]) % 6
-    fall = torch.minimum(turn, 4 - turn).clamp(0, 1)
-    return value[:, None] - chroma[:, None] * fall
+    out = torch.empty_like(x)
+    for channel, fall in enumerate((2 - (sector - 3).abs_(), (sector - 2).abs_() - 1, (sector - 4).abs_() - 1)):
+        torch.addcmul(value, chroma, fall.clamp_(0, 1), value=-1, out=out[:, channel])
+    return out
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:

@@ -30,8 +30,10 @@ def votes(
     bank, queries = F.normalize(bank), F.normalize(queries)
     num_labels = int(bank_labels.max()) + 1
     answers: dict[int, list[Tensor]] = {k: [] for k in ks}
+    space = queries.new_empty(min(BLOCK_QUERIES, len(queries)), len(bank))  # new memory each time is slower
     for block in queries.split(BLOCK_QUERIES):
-        cosines, nearest = (block @ bank.T).topk(min(max(ks), len(bank)), dim=1)  # [block, k], nearest first
+        similar = torch.mm(block, bank.T, out=space[: len(block)])
+        cosines, nearest = similar.topk(min(max(ks), len(bank)), dim=1)  # [block, k], nearest first
         weights, labels = torch.exp(cosines / temperature), bank_labels[nearest]
         for k, parts in answers.items():
             sums = torch.zeros(len(block), num_labels, dtype=cosines.dtype)

@@ -134,6 +134,7 @@ def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Data
         source=source,
         num_threads=torch.get_num_threads(),
         max_unreadable=images.max_unreadable,
+        duplicates=images.duplicates,
         progress=track,
     )
 
