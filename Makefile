@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check bench bench-classifier bench-memory bench-parallel bench-evaluation clean
+.PHONY: help setup demo test check bench bench-classifier bench-memory bench-parallel bench-evaluation bench-data clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
@@ -58,6 +58,11 @@ bench-parallel: $(READY)
 bench-evaluation: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/evaluation.py
+
+# CIFAR10 and PHOTOS name folders of images.
+bench-data: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/data.py --cifar10 $(CIFAR10) --photos $(PHOTOS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

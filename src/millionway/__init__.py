@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from millionway.names import Duplicates
 
 __version__ = "0.1.0"
-__all__ = ["demo", "embed", "evaluate", "export", "index", "load_encoder", "plan", "pretrain", "report", "study"]
+__all__ = [
+    "bench",
+    "demo",
+    "embed",
+    "evaluate",
+    "export",
+    "index",
+    "load_encoder",
+    "plan",
+    "pretrain",
+    "report",
+    "study",
+]
 
 
 def pretrain(
@@ -232,6 +244,37 @@ def index(
     from millionway.environment import num_cores
 
     return run_index(open_source(str(data), data_root), Path(out), threads or num_cores(), track, duplicates)
+
+
+def bench(
+    what: str,
+    data: str | Path,
+    *,
+    image_size: int | None = None,
+    data_root: Path | None = None,
+    threads: int | None = None,
+) -> dict[str, float]:
+    """Images per second of each stage of loading `data`: read, decode, views, and views with --cache."""
+    import torch
+
+    from millionway.config import Views
+    from millionway.console import track
+    from millionway.data.speed import measure
+    from millionway.environment import choose_device, num_cores
+
+    if what != "data":
+        raise ValueError(f"bench measures data, not {what!r}")
+    num_threads = threads or num_cores()
+    torch.set_num_threads(num_threads)
+    return measure(
+        str(data),
+        image_size,
+        Views().augmentation,
+        choose_device("auto"),
+        num_threads,
+        data_root=data_root,
+        progress=track,
+    )
 
 
 def report(run: str | Path) -> Path:

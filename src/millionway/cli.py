@@ -367,6 +367,34 @@ def index(args: list[str]) -> None:
 
 
 @dataclass(frozen=True)
+class Bench:
+    """How fast are my images? Reads, decodes and distorts some of them for a few seconds each."""
+
+    what: Annotated[Literal["data"], tyro.conf.Positional]
+    data: str
+    """a folder, a list of files, shards, tables, arrays, an address or a named set"""
+    image_size: config.Chosen[int] = None
+    """side of a view in pixels; by default that of small images, else 224"""
+    data_root: config.Chosen[Path] = None
+    """where named sets are stored"""
+    threads: config.Chosen[int] = None
+    """files read at the same time; by default one per core"""
+
+
+def bench(args: list[str]) -> None:
+    """measure how fast images can be read and made into views"""
+    from millionway.data.speed import advice
+
+    with _messages():
+        speeds = millionway.bench(**vars(_parse(Bench, args, "bench")))
+    table = Table("stage", "images per second")
+    for stage, speed in speeds.items():
+        table.add_row(stage, f"{speed:,.0f}")
+    out.print(table)
+    print(advice(speeds))
+
+
+@dataclass(frozen=True)
 class Demo:
     """Pretrain on 1,797 handwritten digits and score the encoder: the whole path in about two minutes."""
 
@@ -479,6 +507,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "embed": embed,
     "export": export,
     "index": index,
+    "bench": bench,
     "study": study,
     "report": report,
     "presets": presets,

@@ -118,6 +118,9 @@ class Images:
     """a list made by `millionway index`, so that the images are not examined again"""
     max_unreadable: float = 0.01
     """stop if a larger share of the images cannot be read"""
+    cache: bool = False
+    """decode every image once, keep it with its shorter side at 8/7 of --image-size in ~/.cache/millionway/pixels (or
+    $MILLIONWAY_PIXELS), and take views from that; for images that do not fit in memory"""
     duplicates: Duplicates = "report"
     """images with the same bytes. merge: one row for all; report: say how many; keep: say nothing"""
 

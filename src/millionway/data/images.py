@@ -56,6 +56,12 @@ def decode_with_mode(data: bytes | np.ndarray, shrink_to: int | None = None) -> 
         raise UnreadableImage(str(error) or type(error).__name__) from None
 
 
+def check_size(image: Image.Image, width: int, height: int) -> None:
+    """Raises UnreadableImage unless the image has this size, or what decode() makes of it to save time."""
+    if image.size not in [(-(-width // scale), -(-height // scale)) for scale in (1, 2, 4, 8)]:
+        raise UnreadableImage(f"it changed: {image.width} x {image.height} pixels, indexed as {width} x {height}")
+
+
 def is_near_empty(image: Image.Image) -> bool:
     """Whether almost nothing is to be seen: the brightness (0 to 255) deviates by less than NEAR_EMPTY."""
     extrema: Any = image.resize((8, 8), Image.Resampling.NEAREST).convert("L").getextrema()

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from millionway.data import views
-from millionway.data.images import UnreadableImage, decode
+from millionway.data.images import UnreadableImage, check_size, decode
 from millionway.data.manifest import Manifest
 from millionway.data.sources import Source
 from millionway.data.workers import in_order
@@ -35,6 +35,8 @@ class Store(Protocol):
 
     heights: Tensor  # [instances] int64
     widths: Tensor
+    trouble: str
+    """'' or why it is time to stop: more images failed than is allowed"""
 
     def crops(
         self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
@@ -54,6 +56,7 @@ class MemoryStore:
 
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels  # [instances, 3, height, width]
+        self.trouble = ""
         self.heights = torch.full((len(pixels),), pixels.shape[2])
         self.widths = torch.full((len(pixels),), pixels.shape[3])
 
@@ -77,6 +80,7 @@ class FileStore:
         self.pool = ThreadPoolExecutor(num_threads)
         self.max_failed = max_failed
         self.failed: dict[int, str] = {}
+        self.trouble = ""
 
     def crops(
         self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
@@ -104,26 +108,27 @@ class FileStore:
         smallest = min(min(height, width) for _, _, height, width, _ in cuts)
         shrink_to = int(np.ceil(2 * min(full_width, full_height) * size / smallest))
         try:
-            image = decode(self.source.read(index), shrink_to)
+            image = self._image(index, shrink_to)
         except UnreadableImage as error:
             self._report(index, str(error))
             return None
-        x_scale, y_scale = image.width / full_width, image.height / full_height
-        scaled = [(-(-full_width // scale), -(-full_height // scale)) for scale in (1, 2, 4, 8)]  # what draft() gives
-        if image.size not in scaled:
-            self._report(
-                index,
-                f"it changed: {image.width} x {image.height} pixels, indexed as {full_width} x {full_height}",
-            )
-            return None
-        crops = []
-        for top, left, height, width, flipped in cuts:
-            box = (left * x_scale, top * y_scale, (left + width) * x_scale, (top + height) * y_scale)
-            x0, y0 = int(box[0]), int(box[1])
-            x1, y1 = max(x0 + 1, round(box[2])), max(y0 + 1, round(box[3]))
-            crop = np.asarray(image.crop((x0, y0, x1, y1)).resize((size, size), Image.Resampling.BILINEAR))
-            crops.append(crop[:, ::-1] if flipped else crop)
-        return np.stack(crops)
+        x_scale, y_scale = image.shape[1] / full_width, image.shape[0] / full_height
+        crops = np.empty((len(cuts), size, size, 3), dtype=np.uint8)
+        for number, (top, left, height, width, flipped) in enumerate(cuts):
+            x0, y0 = int(left * x_scale), int(top * y_scale)
+            x1 = max(x0 + 1, round((left + width) * x_scale))
+            y1 = max(y0 + 1, round((top + height) * y_scale))
+            box = Image.fromarray(image[y0:y1, x0:x1])
+            crops[number] = np.asarray(box.resize((size, size), Image.Resampling.BILINEAR))
+            if flipped:
+                crops[number] = crops[number, :, ::-1]
+        return crops
+
+    def _image(self, index: int, shrink_to: int) -> np.ndarray:
+        """[height, width, 3] uint8, both sides at least shrink_to if it has them."""
+        image = decode(self.source.read(index), shrink_to)
+        check_size(image, int(self.widths[index]), int(self.heights[index]))
+        return np.asarray(image)
 
     def _report(self, index: int, reason: str) -> None:
         if index in self.failed:
@@ -131,7 +136,7 @@ class FileStore:
         self.failed[index] = reason
         log.warning("image %d (%s) could not be read and is passed over: %s", index, self.source.keys[index], reason)
         if len(self.failed) > max(1, self.max_failed * len(self.source)):
-            raise TooManyUnreadable(f"{len(self.failed)} images failed since the start: {self._failures()}")
+            self.trouble = f"{len(self.failed)} images failed since the start: {self._failures()}"
 
     def _failures(self) -> str:
         return "; ".join(f"{self.source.keys[index]}: {reason}" for index, reason in list(self.failed.items())[:5])
@@ -183,10 +188,12 @@ def plain_batches(
         box = views.plain_boxes(store.heights[ids], store.widths[ids], size)
         read_ids, (images,) = store.crops(ids, [box], size)
         good = read_ids == ids
-        return images[good], ids[good]
+        return _pinned(images[good], device), ids[good]
 
     for images, ids in _ahead(read, instance_ids.split(batch_size), store, device):
-        yield images.to(device), ids.to(device)
+        if store.trouble:
+            raise TooManyUnreadable(store.trouble)
+        yield images.to(device, non_blocking=True), ids.to(device)
 
 
 def view_batches(
@@ -204,10 +211,16 @@ def view_batches(
         parameters = [views.draw_parameters(key, ids, heights, widths, **augmentation) for key in keys]
         boxes, flips = [each.boxes for each in parameters], [each.flip for each in parameters]
         read_ids, crops = store.crops(ids, boxes, size, flips)
-        return torch.cat(crops), read_ids.repeat(len(keys)), parameters
+        return _pinned(torch.cat(crops), device), read_ids.repeat(len(keys)), parameters
 
     for crops, ids, parameters in _ahead(read, batches, store, device):
-        yield views.distort(crops.to(device), views.join(parameters, device)), ids.to(device)
+        on_device = crops.to(device, non_blocking=True)
+        yield views.distort(on_device, views.join(parameters, device)), ids.to(device)
+
+
+def _pinned(images: Tensor, device: torch.device) -> Tensor:
+    """In memory that a GPU copies from while others work."""
+    return images.pin_memory() if device.type == "cuda" else images
 
 
 def _ahead(read: Callable[[Any], Out], batches: Iterable, store: Store, device: torch.device) -> Iterator[Out]:

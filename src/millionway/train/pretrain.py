@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,8 @@ from millionway import randomness
 from millionway.config import Pretrain
 from millionway.console import Interrupt, bar, be_quiet, messages, track
 from millionway.data.dataset import Dataset, open_test
-from millionway.data.loader import TooManyUnreadable, plain_batches, view_batches
+from millionway.data.loader import FileStore, TooManyUnreadable, plain_batches, view_batches
+from millionway.data.packed import pack
 from millionway.data.sampler import Sampler
 from millionway.data.sources import open_source
 from millionway.environment import choose_device
@@ -40,6 +41,7 @@ from millionway.parallel.signs_of_life import SignsOfLife
 from millionway.parallel.sync_bn import average_statistics
 from millionway.train import checkpoint
 from millionway.train.changes import CHANGED, MANIFEST, Before, accept_change, changed_images
+from millionway.train.clock import MUCH, Clock
 from millionway.train.metrics import Metrics, peak_memory_bytes
 from millionway.train.schedule import learning_rate
 from millionway.train.setup import (
@@ -101,6 +103,8 @@ def pretrain(config: Pretrain) -> Path:
         before = changed_images(config, group, run) if config.resume else None
         dataset = _open_images(config, device, group, run / (CHANGED if before else MANIFEST))
         resolved = resolve(config, dataset, device, group)
+        if resolved.images.cache and isinstance(dataset.store, FileStore):
+            dataset = all_or_none(group, lambda: _packed(dataset, resolved))
         state, spec = build(resolved, dataset, device, group, before and before.num_instances)
         if not config.resume:
             first_alone(group, lambda: write_run_files(run, config, resolved, dataset, device))
@@ -133,6 +137,14 @@ def _open_images(config: Pretrain, device: torch.device, group: Group, manifest:
 
     dataset = first_alone(group, first)
     return all_or_none(group, lambda: dataset or another())
+
+
+def _packed(dataset: Dataset, config: Pretrain) -> Dataset:
+    """The images from a file of decoded ones, which is made now if it is not there."""
+    assert config.images.image_size is not None
+    dataset.store.close()
+    store = pack(dataset.source, dataset.manifest, config.images.image_size, torch.get_num_threads(), track)
+    return replace(dataset, store=store)
 
 
 @dataclass
@@ -303,6 +315,8 @@ class _Run:
         self.network = self.group.data_parallel(state.network)
         self.last_time, self.last_step = time.monotonic(), state.step
         self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
+        self.clock = Clock(self.device)
+        self.clock.start(self._is_logged(state.step + 1))
         columns = ("steps  loss {task.fields[loss]}", "top-1 {task.fields[top1]}", "{task.fields[speed]} images/s")
         with bar(*columns) as progress:
             task = progress.add_task(
@@ -310,11 +324,13 @@ class _Run:
             )
             try:
                 for views, instance_ids in self._batches(state.step):
+                    self.clock.lap("data")
                     result = self._step(views, instance_ids)
                     is_last = state.step == self.num_steps
                     # Ranks stop together, and ask each other only where a line is logged.
                     may_stop = self.group.size == 1 or result.ranks is not None
-                    stopping = may_stop and any_rank(self.group, self.interrupt.asked)
+                    trouble = self.dataset.store.trouble
+                    stopping = may_stop and any_rank(self.group, self.interrupt.asked or bool(trouble))
                     if result.ranks is not None:
                         loss, top1, speed = self._log_step(float(result.loss), result.ranks)
                         progress.update(task, loss=f"{loss:.3f}", top1=f"{top1:.1%}", speed=f"{speed:,.0f}")
@@ -328,8 +344,11 @@ class _Run:
                         self._save()
                     if rest == 0:
                         self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
+                    self.clock.start(self._is_logged(state.step + 1))
                     if stopping and not is_last:
                         self.saver.wait()
+                        if any_rank(self.group, bool(trouble)):
+                            raise TooManyUnreadable(trouble or "another process could not read its images")
                         raise Interrupted(f"stopped after step {state.step}; go on with: {self._resume_command()}")
             except TooManyUnreadable:
                 if self.group.size == 1:  # the others do not know of it
@@ -354,14 +373,12 @@ class _Run:
             earlier, started = state.hardest if state.step else None, time.monotonic()
             state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
             self.hardest_seconds = time.monotonic() - started
+            self.clock.lap("hardest")
         self.signs.step = state.step + 1
         seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
         torch.manual_seed(seed >> 1)  # for encoders with dropout
         assert training.lr is not None
         self.lr = learning_rate(state.step, self.num_steps, self.num_warmup_steps, training.lr)
-        running = self.config.running
-        number = state.step + 1
-        is_logged = number == 1 or number % running.log_every == 0 or number % self.steps_per_epoch == 0
         try:
             result = train_step(
                 self.network,
@@ -375,8 +392,9 @@ class _Run:
                 row_lr=self.lr * method.row_lr,
                 momentum=training.momentum,
                 weight_decay=training.weight_decay,
-                with_ranks=is_logged,
+                with_ranks=self._is_logged(state.step + 1),
                 views_at_once=training.micro_batch and training.micro_batch * self.config.views.num_views,
+                clock=self.clock,
             )
         except NotFiniteError:
             raise RunStopped(self._diverged()) from None
@@ -384,6 +402,10 @@ class _Run:
             raise RunStopped(self._diverged())
         state.step += 1
         return result
+
+    def _is_logged(self, number: int) -> bool:
+        """Whether numbers of this step, the first being 1, are written and its time is measured."""
+        return number == 1 or number % self.config.running.log_every == 0 or number % self.steps_per_epoch == 0
 
     def _diverged(self) -> str:
         with suppress(Exception):  # the loss is what matters now
@@ -412,13 +434,29 @@ class _Run:
     def _log_epoch(self, epoch: int, loss: float) -> None:
         """Its time is that of the steps this process has taken, from the search for hardest classes to the last one."""
         seconds = time.monotonic() - self.epoch_began
-        share = self.hardest_seconds / seconds
+        shares = self.clock.shares()
         log.info(
-            "epoch %d/%d: loss %.3f, %.1f s, hardest classes %.1f %% of it",
-            *(epoch, self.config.training.epochs, loss, seconds, 100 * share),
+            "epoch %d/%d: loss %.3f, %.1f s, hardest classes %.1f %% of it; a step is %s",
+            *(epoch, self.config.training.epochs, loss, seconds, 100 * self.hardest_seconds / seconds),
+            ", ".join(f"{part} {share:.0%}" for part, share in shares.items()),
         )
+        if shares.get("data", 0) > MUCH:
+            log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, self._advice())
         if self.metrics is not None:
-            self.metrics.write("epoch", self.state.step, epoch, seconds=seconds, hardest_seconds=self.hardest_seconds)
+            more = {f"{part}_share": share for part, share in shares.items()}
+            self.metrics.write(
+                "epoch", self.state.step, epoch, seconds=seconds, hardest_seconds=self.hardest_seconds, **more
+            )
+
+    def _advice(self) -> str:
+        """What to change when the encoder waits for images."""
+        store, running = self.dataset.store, self.config.running
+        remedies = ["a smaller --image-size"]
+        if isinstance(store, FileStore) and not self.config.images.cache:
+            remedies.insert(0, "--cache (decodes every image once and keeps it)")
+        if running.threads is not None and running.threads < own_cores():
+            remedies.insert(0, f"--threads {own_cores()}")
+        return f"the encoder waits for images; what helps: {', '.join(remedies)}, or a larger encoder at no cost"
 
     def _log_step(self, loss: float, ranks: Tensor) -> tuple[float, float, float]:
         """(loss, top-1 of the batch, images per second), also written to the metrics."""

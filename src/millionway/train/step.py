@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder
+from millionway.train.clock import Clock
 
 
 class Network(nn.Module):
@@ -52,23 +53,28 @@ def train_step(
     weight_decay: float,
     with_ranks: bool = False,
     views_at_once: int | None = None,
+    clock: Clock | None = None,
 ) -> StepResult:
     """Tell every view's instance from all others; move encoder, head and rows by SGD.
 
     The views of an image are rows of the batch with the same class. `hardest` and `alpha` smooth the labels.
-    views_at_once: encode that many at a time, twice, to save memory.
+    views_at_once: encode that many at a time, twice, to save memory. clock: books the time of each part.
 
     What the ranks tell each other in a step: all_gather of the embeddings with their ids; with smoothing, all_reduce of
     the batch's hardest classes; all_reduce of Z and numerators; reduce_scatter of the embedding gradients; and DDP's
     all_reduce of the encoder's gradients. Below a temperature of 0.05 one more all_reduce, of the largest logits.
     `update` needs none of them: it may run before, beside or after the encoder's backward.
     """
+    lap = clock.lap if clock is not None else lambda part: None
     parts = views.split(views_at_once or len(views))
     with torch.set_grad_enabled(len(parts) == 1):
         embeddings = network(views) if len(parts) == 1 else _encode(network, parts)
     embeddings.requires_grad_()
+    lap("encoder")
     loss = classifier(embeddings, instance_ids, hardest, alpha)
+    lap("classifier")
     ranks = classifier.ranks(embeddings, instance_ids) if with_ranks else None
+    lap("logging")
 
     for parameters in optimizer.param_groups:
         parameters["lr"] = lr
@@ -79,7 +85,9 @@ def train_step(
         assert embeddings.grad is not None
         _encode_again(network, parts, embeddings.grad)
     optimizer.step()
+    lap("encoder")
     classifier.update(row_lr, momentum, weight_decay)
+    lap("classifier")
     return StepResult(loss.detach(), ranks)
 
 

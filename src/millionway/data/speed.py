@@ -1,0 +1,99 @@
+"""How fast are a user's own images? Some of them, read, decoded and made into views, each for a few seconds."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from millionway.data.dataset import Dataset, open_dataset
+from millionway.data.images import UnreadableImage, decode
+from millionway.data.loader import FileStore, Store, view_batches
+from millionway.data.packed import pack
+from millionway.data.workers import in_order
+
+NUM_IMAGES = 2048
+BATCH_SIZE = 64
+SECONDS = 5.0
+
+
+def measure(
+    data: str,
+    image_size: int | None,
+    augmentation: dict[str, float],
+    device: torch.device,
+    num_threads: int,
+    *,
+    data_root: Path | None = None,
+    seconds: float | None = None,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+) -> dict[str, float]:
+    """Images per second of each stage, the later ones including the earlier; two views per image.
+
+    image_size: by default that of small images, else 224.
+    """
+    dataset = open_dataset(
+        data, data_root, max_images=NUM_IMAGES, num_threads=num_threads, max_unreadable=1.0, progress=progress
+    )
+    seconds = seconds or SECONDS
+    size = image_size or dataset.small_side() or 224
+    speeds = {"read": _rate(_read(dataset, num_threads, decoded=False), seconds)}
+    if isinstance(dataset.store, FileStore):
+        speeds["decode"] = _rate(_read(dataset, num_threads, decoded=True), seconds)
+    speeds["views"] = _rate(_views(dataset, dataset.store, size, device, augmentation), seconds)
+    if isinstance(dataset.store, FileStore):
+        with tempfile.TemporaryDirectory() as folder:
+            store = pack(dataset.source, dataset.manifest, size, num_threads, progress, Path(folder))
+            speeds["views with --cache"] = _rate(_views(dataset, store, size, device, augmentation), seconds)
+            store.close()
+    dataset.store.close()
+    return speeds
+
+
+def advice(speeds: dict[str, float]) -> str:
+    """What limits, and what helps."""
+    words = f"An encoder that trains on more than {speeds['views']:,.0f} images per second waits for data."
+    if speeds["read"] < 1.5 * speeds["views"]:
+        return f"{words} Reading takes most of the time: a faster disk, tar shards, or --cache help."
+    if speeds.get("decode", float("inf")) < 1.5 * speeds["views"]:
+        return f"{words} Decoding takes most of the time: --cache, smaller files or more --threads help."
+    return f"{words} Making the views takes most of the time: a smaller --image-size or more --threads help."
+
+
+def _rate(counts: Iterator[int], seconds: float) -> float:
+    """Images per second; the first count warms up. What is over before the time is, is measured whole."""
+    next(counts)
+    started, num = time.perf_counter(), 0
+    for count in counts:
+        num += count
+        if time.perf_counter() - started > seconds:
+            break
+    return num / (time.perf_counter() - started)
+
+
+def _endless_ids(dataset: Dataset) -> Iterator[torch.Tensor]:
+    ids = dataset.instance_ids
+    while True:
+        yield from ids[torch.randperm(len(ids))].split(BATCH_SIZE)
+
+
+def _read(dataset: Dataset, num_threads: int, decoded: bool) -> Iterator[int]:
+    def read(ids: torch.Tensor) -> int:
+        for index in ids.tolist():
+            with suppress(UnreadableImage):
+                data = dataset.source.read(index)
+                if decoded:
+                    decode(data)
+        return len(ids)
+
+    return in_order(read, _endless_ids(dataset), num_threads, 2 * num_threads)
+
+
+def _views(
+    dataset: Dataset, store: Store, image_size: int, device: torch.device, augmentation: dict[str, float]
+) -> Iterator[int]:
+    batches = (([2 * number, 2 * number + 1], ids) for number, ids in enumerate(_endless_ids(dataset)))
+    for _, ids in view_batches(store, batches, image_size, device, **augmentation):
+        yield len(ids) // 2

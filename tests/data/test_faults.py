@@ -1,0 +1,137 @@
+"""Disks, networks and processes that fail."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import millionway
+from millionway.data import source as source_module
+from millionway.data.images import UnreadableImage
+from millionway.data.indexing import build_manifest
+from millionway.data.sources import open_source
+from millionway.train.pretrain import RunStopped
+
+NO_SUCH_PAGE = "/proc/self/mem"  # a regular file whose first byte is an input/output error
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for index in range(8):
+        Image.fromarray(rng.integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(folder / f"{index}.png")
+    return folder
+
+
+@pytest.mark.skipif(not os.path.exists(NO_SUCH_PAGE), reason="needs Linux")
+def test_a_disk_that_fails_once_is_asked_again(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = (photos / "3.png").read_bytes()
+    (photos / "3.png").unlink()
+    (photos / "3.png").symlink_to(NO_SUCH_PAGE)
+    source, waits = open_source(str(photos)), []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:  # the disk is well again
+            (photos / "3.png").unlink()
+            (photos / "3.png").write_bytes(whole)
+
+    monkeypatch.setattr(source_module.time, "sleep", wait)
+    assert source.read(3) == whole and waits == [1.0, 2.0]
+    (photos / "3.png").unlink()
+    (photos / "3.png").symlink_to(NO_SUCH_PAGE)
+    waits[:] = [0.0, 0.0]  # now it stays ill
+    with pytest.raises(UnreadableImage, match="Input/output error"):
+        source.read(3)
+    waits[:] = []
+    with pytest.raises(UnreadableImage, match="No such file"):  # a file that is gone is not waited for
+        (photos / "4.png").unlink()
+        source.read(4)
+    assert waits == []
+    assert build_manifest(source, 1).problems["3.png"] == "Input/output error"
+
+
+def test_a_killed_parent_leaves_no_worker_behind(photos: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from millionway.data.workers import in_order\n"
+        "def work(item):\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "list(in_order(work, range(2), 2, 2, processes=True))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while any(_is_running(worker) for worker in workers):  # each looks once a second
+        time.sleep(0.05)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_worker_is_told(photos: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from millionway.data.workers import in_order\n"
+        "list(in_order(lambda item: os.kill(os.getpid(), signal.SIGKILL), range(2), 2, 2, processes=True))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "was killed; is there enough memory?" in done.stderr.splitlines()[-1]
+
+
+def test_missing_images_stop_a_run_with_their_list(photos: Path, tmp_path: Path) -> None:
+    millionway.index(photos, tmp_path / "manifest.arrow")
+    for number in range(3):
+        (photos / f"{number}.png").unlink()
+    with pytest.raises(ValueError, match=r"3 went \(0.png, 1.png, 2.png\)"):
+        millionway.pretrain(photos, tmp_path / "run", manifest=tmp_path / "manifest.arrow", batch_size=4)
+
+
+def test_many_failing_images_stop_a_run_that_can_go_on(photos: Path, tmp_path: Path) -> None:
+    """They vanish in mid-training; all is saved, and when they are back the run goes on."""
+    big = np.random.default_rng(1).integers(0, 255, (150, 140, 3), dtype=np.uint8)  # too large to live in memory
+    for number in range(40):
+        Image.fromarray(big + np.uint8(number)).save(photos / f"big-{number:02d}.png")
+    out, hidden = tmp_path / "run", tmp_path / "hidden"
+    settings = {"epochs": 30, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "labels": "none"}
+    hidden.mkdir()
+    names = [f"big-{number:02d}.png" for number in range(5)]
+
+    def hide(folder: Path, other: Path) -> None:
+        for name in names:
+            (folder / name).rename(other / name)
+
+    from millionway.train import pretrain
+
+    step = pretrain._Run._step
+
+    def step_and_hide(self, *args):
+        if self.state.step == 7:
+            hide(photos, hidden)
+        return step(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain._Run, "_step", step_and_hide)
+        with pytest.raises(RunStopped, match=r"images failed since the start: .*No such file.*--resume"):
+            millionway.pretrain(photos, out, **settings)
+    last = sorted(path.name for path in (out / "checkpoints").glob("step_*"))[-1]
+    assert int(last[5:]) > 7
+    with pytest.raises(ValueError, match=r"5 went"):
+        millionway.pretrain(out=out, resume=True)
+    hide(hidden, photos)
+    millionway.pretrain(out=out, resume=True, epochs=30)

@@ -1,0 +1,27 @@
+"""How fast are my images?"""
+
+import numpy as np
+from PIL import Image
+
+import millionway
+from millionway.cli import main
+from millionway.data import speed
+
+
+def test_a_folder_of_photos_is_measured(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(speed, "SECONDS", 0.2)
+    rng = np.random.default_rng(0)
+    for index in range(10):
+        Image.fromarray(rng.integers(0, 255, (200 + index, 300, 3), dtype=np.uint8)).save(tmp_path / f"{index}.jpg")
+    (tmp_path / "broken.jpg").write_bytes(b"rubbish")
+    assert main(["bench", "data", "--data", str(tmp_path), "--image-size", "32", "--threads", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "views with --cache" in text and "An encoder that trains on more than" in text
+    speeds = millionway.bench("data", "digits", threads=1)
+    assert set(speeds) == {"read", "views"} and all(value > 0 for value in speeds.values())
+
+
+def test_the_advice_names_what_limits() -> None:
+    assert "a faster disk" in speed.advice({"read": 100, "decode": 95, "views": 90})
+    assert "--cache" in speed.advice({"read": 1000, "decode": 100, "views": 90})
+    assert "--image-size" in speed.advice({"read": 1000, "decode": 900, "views": 90})

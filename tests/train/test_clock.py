@@ -1,0 +1,50 @@
+"""Where the time of a step goes, and what is said when it is data."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import millionway
+from millionway.data.loader import FileStore
+from millionway.files import read_metrics
+from millionway.train.clock import Clock
+
+SETTINGS = {"epochs": 2, "batch_size": 32, "threads": 1, "hardest": 2, "labels": "none"}
+
+
+def test_laps_are_booked_where_they_belong() -> None:
+    clock = Clock(torch.device("cpu"))
+    assert clock.shares() == {}
+    clock.start(True)
+    for part, seconds in (("data", 0.03), ("encoder", 0.01), ("logging", 0.05), ("classifier", 0.01), ("encoder", 0.05)):
+        time.sleep(seconds)
+        clock.lap(part)
+    shares = clock.shares()
+    assert sum(shares.values()) == pytest.approx(1) and shares["encoder"] > shares["data"] > shares["classifier"]
+    clock.start(False)
+    time.sleep(0.01)
+    clock.lap("data")
+    assert clock.shares() == {}
+
+
+def test_a_run_says_where_its_time_goes(
+    digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = millionway.pretrain(digit_folder, tmp_path / "quick", **SETTINGS)
+    epochs = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "epoch"]
+    assert len(epochs) == 2
+    for line in epochs:
+        assert sum(line[f"{part}_share"] for part in ("data", "encoder", "classifier")) == pytest.approx(1)
+    assert "a step is data" in (run / "train.log").read_text()
+
+    # A slow disk: the same images, read from files, each of which takes its time.
+    monkeypatch.setattr("millionway.data.loader.SMALL_SIDE", 8)
+    crop = FileStore._crop
+    monkeypatch.setattr(FileStore, "_crop", lambda *args: time.sleep(0.02) or crop(*args))
+    run = millionway.pretrain(digit_folder, tmp_path / "slow", **SETTINGS)
+    last = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "epoch"][-1]
+    assert last["data_share"] > 0.15
+    assert "the encoder waits for images; what helps: " in (run / "train.log").read_text()
+    assert "--cache" in (run / "train.log").read_text()
