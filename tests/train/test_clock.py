@@ -18,7 +18,13 @@ def test_laps_are_booked_where_they_belong() -> None:
     clock = Clock(torch.device("cpu"))
     assert clock.shares() == {}
     clock.start(True)
-    for part, seconds in (("data", 0.03), ("encoder", 0.01), ("logging", 0.05), ("classifier", 0.01), ("encoder", 0.05)):
+    for part, seconds in (
+        ("data", 0.03),
+        ("encoder", 0.01),
+        ("logging", 0.05),
+        ("classifier", 0.01),
+        ("encoder", 0.05),
+    ):
         time.sleep(seconds)
         clock.lap(part)
     shares = clock.shares()
@@ -29,9 +35,7 @@ def test_laps_are_booked_where_they_belong() -> None:
     assert clock.shares() == {}
 
 
-def test_a_run_says_where_its_time_goes(
-    digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_where_its_time_goes(digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = millionway.pretrain(digit_folder, tmp_path / "quick", **SETTINGS)
     epochs = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "epoch"]
     assert len(epochs) == 2

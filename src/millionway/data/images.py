@@ -8,6 +8,7 @@ import io
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 EXTENSIONS = frozenset(
@@ -54,6 +55,15 @@ def decode_with_mode(data: bytes | np.ndarray, shrink_to: int | None = None) -> 
         raise UnreadableImage("not an image that Pillow knows") from None
     except Exception as error:  # each format's decoder has exceptions of its own
         raise UnreadableImage(str(error) or type(error).__name__) from None
+
+
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """[height, width, 4] uint8, Pillow's own memory; the fourth value means nothing. Where it has none, [.., .., 3]."""
+    try:
+        memory = pa.array(image).flatten().buffers()[1]
+    except (AttributeError, TypeError, ValueError):  # an image in several blocks of memory
+        return np.asarray(image)
+    return np.frombuffer(memory, np.uint8).reshape(image.height, image.width, 4)
 
 
 def check_size(image: Image.Image, width: int, height: int) -> None:

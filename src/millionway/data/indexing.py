@@ -16,15 +16,13 @@ from millionway.data.arrow_files import pc
 from millionway.data.images import UnreadableImage, decode_with_mode, is_near_empty
 from millionway.data.manifest import COPY, REMOVED, SCHEMA, Manifest
 from millionway.data.source import Keys, Source
-from millionway.data.workers import in_order
+from millionway.data.workers import IMAGES_PER_CALL, MANY, in_order
 from millionway.names import Duplicates
 
 log = logging.getLogger("millionway")
 
 Progress = Callable[[Iterable, int, str], Iterable]
 
-MANY = 512  # fewer images are examined by threads: processes would take longer to begin
-IMAGES_PER_CALL = 64
 ROWS_PER_BATCH = 8192
 
 

@@ -1,22 +1,23 @@
 """Batches of views. An image is decoded once for all of its views of a step."""
 
 import logging
+import math
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+import torch.nn.functional as F
 from torch import Tensor
 
 from millionway.data import views
-from millionway.data.images import UnreadableImage, check_size, decode
+from millionway.data.images import UnreadableImage, check_size, decode, pixels_of
 from millionway.data.manifest import Manifest
 from millionway.data.sources import Source
-from millionway.data.workers import in_order
+from millionway.data.workers import IMAGES_PER_CALL, MANY, Workers, in_order
 
 log = logging.getLogger("millionway")
 
@@ -24,6 +25,7 @@ Out = TypeVar("Out")
 
 SMALL_SIDE = 128  # images up to this side live in memory, if they fit
 PREFETCHED_BATCHES = 2
+SPACE_BYTES = 1 << 28  # for crops on their way; larger batches go in parts
 
 
 class TooManyUnreadable(ValueError):
@@ -37,14 +39,16 @@ class Store(Protocol):
     widths: Tensor
     trouble: str
     """'' or why it is time to stop: more images failed than is allowed"""
+    takes_cores: bool
+    """whether reading is work for the processor, and not waiting for somebody else"""
 
     def crops(
         self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Cut each box out of its image, resize it to [3, size, size], float in [0, 1], and flip those to flip.
+    ) -> tuple[Tensor, Tensor]:
+        """Cut each box out of its image, resize it to [3, size, size], and flip those to flip.
 
-        Returns the ids that were read (an image that fails is replaced by another of the batch), and one tensor per
-        list of boxes.
+        Returns the ids that were read (an image that fails is replaced by another of the batch), and the crops: those
+        of the first boxes, then those of the second, ...; float in [0, 1], or uint8 where they were stored so.
         """
         ...
 
@@ -54,6 +58,8 @@ class Store(Protocol):
 class MemoryStore:
     """All images as one uint8 tensor: the ordinary case for small sets."""
 
+    takes_cores = True
+
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels  # [instances, 3, height, width]
         self.trouble = ""
@@ -62,73 +68,104 @@ class MemoryStore:
 
     def crops(
         self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        images = self.pixels[instance_ids]
-        return instance_ids, [views.resample(images, *each, size) for each in zip(boxes, flips or repeat(None))]
+    ) -> tuple[Tensor, Tensor]:
+        images = self.pixels[instance_ids].repeat(len(boxes), 1, 1, 1)
+        return instance_ids, views.resample(images, torch.cat(boxes), None if flips is None else torch.cat(flips), size)
 
     def close(self) -> None:
         pass
 
 
 class FileStore:
-    """Images decoded when they are needed, by threads (Pillow lets go of the interpreter while it works)."""
+    """Images decoded when they are needed, by processes of their own, or threads if there are few images."""
 
-    def __init__(self, source: Source, manifest: Manifest, num_threads: int, max_failed: float) -> None:
+    def __init__(self, source: Source, manifest: Manifest, num_workers: int, max_failed: float) -> None:
         self.source = source
-        self.heights = torch.from_numpy(manifest.column("height").astype(np.int64))
-        self.widths = torch.from_numpy(manifest.column("width").astype(np.int64))
-        self.pool = ThreadPoolExecutor(num_threads)
+        self.num_workers = num_workers
         self.max_failed = max_failed
+        self.sizes = np.stack([manifest.column("height"), manifest.column("width")], axis=1).astype(np.int64)
+        self.heights, self.widths = torch.from_numpy(self.sizes).unbind(dim=1)
+        self.takes_cores = source.shareable
         self.failed: dict[int, str] = {}
         self.trouble = ""
 
+    @cached_property
+    def workers(self) -> Workers[tuple, list]:
+        processes = self.source.shareable and self.num_workers > 1 and len(self.source) > MANY
+        return Workers(self._cut, self.num_workers, processes)
+
+    @cached_property
+    def space(self) -> mmap.mmap:
+        """Where workers leave their crops, processes too."""
+        return mmap.mmap(-1, SPACE_BYTES)
+
     def crops(
         self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         none = torch.zeros(len(instance_ids), 1)
         cuts = [torch.cat([box, none if flips is None else flips[n][:, None]], dim=1) for n, box in enumerate(boxes)]
-        jobs = [
-            self.pool.submit(self._crop, index, cut, size)
-            for index, cut in zip(instance_ids.tolist(), torch.stack(cuts, dim=1).tolist())
-        ]
-        results = [job.result() for job in jobs]
-        good = {place: result for place, result in enumerate(results) if result is not None}
-        if not good:
+        todo = list(zip(instance_ids.tolist(), torch.stack(cuts, dim=1).tolist()))
+        out = torch.empty(len(boxes), len(todo), 3, size, size, dtype=torch.uint8)
+        shape = (3, size, size)
+        at_once = max(1, SPACE_BYTES // (len(boxes) * math.prod(shape)))
+        good = torch.ones(len(todo), dtype=torch.bool)
+        for start in range(0, len(todo), at_once):
+            part = todo[start : start + at_once]
+            share = -(-len(part) // (16 * self.num_workers))  # small, so that all end together
+            items = [(first, part[first : first + share], size) for first in range(0, len(part), share)]
+            for place, reason in (failure for found in self.workers.all(items) for failure in found):
+                good[start + place] = False
+                self._report(part[place][0], reason)
+            cut = self._crops_in_space(len(part), len(boxes), size)
+            out[:, start : start + len(part)] = torch.from_numpy(cut).transpose(0, 1)
+        if not good.any():
             raise TooManyUnreadable(f"no image of a batch could be read: {self._failures()}")
         # A failing image gives its place to the first one that works; its own row is simply not visited.
-        places = [place if place in good else next(iter(good)) for place in range(len(results))]
-        stacked = torch.from_numpy(np.stack([good[place] for place in places]))  # [images, boxes, size, size, 3]
-        stacked = stacked.permute(1, 0, 4, 2, 3).float() / 255
-        return instance_ids[places], list(stacked)
+        places = torch.where(good, torch.arange(len(todo)), good.int().argmax())
+        out[:, ~good] = out[:, places[~good]]
+        return instance_ids[places], out.flatten(0, 1)
 
-    def _crop(self, index: int, cuts: list[list[float]], size: int) -> np.ndarray | None:
-        """[cuts, size, size, 3] uint8 for each (top, left, height, width, flipped), or None if the image failed."""
-        full_width, full_height = int(self.widths[index]), int(self.heights[index])
+    def _crops_in_space(self, num_images: int, num_boxes: int, size: int) -> np.ndarray:
+        num_values = num_images * num_boxes * 3 * size**2
+        return np.frombuffer(self.space, np.uint8, num_values).reshape(num_images, num_boxes, 3, size, size)
+
+    def _cut(self, item: tuple[int, list[tuple[int, list[list[float]]]], int]) -> list[tuple[int, str]]:
+        """Leave the crops of some images in the space, from place `first` on; returns (place, reason) of failures.
+
+        A crop is (top, left, height, width, flipped).
+        """
+        first, images, size = item
+        space = self._crops_in_space(first + len(images), len(images[0][1]), size)
+        failed = []
+        for place, (index, cuts) in enumerate(images, start=first):
+            try:
+                self._crop(index, cuts, space[place])
+            except UnreadableImage as error:
+                failed.append((place, str(error)))
+        return failed
+
+    def _crop(self, index: int, cuts: list[list[float]], out: np.ndarray) -> None:
+        """out: [cuts, 3, size, size] uint8."""
+        full_height, full_width = self.sizes[index].tolist()
+        size = out.shape[-1]
         # The smallest box decides how much of a JPEG's resolution is needed; twice that leaves the resize its say.
         smallest = min(min(height, width) for _, _, height, width, _ in cuts)
-        shrink_to = int(np.ceil(2 * min(full_width, full_height) * size / smallest))
-        try:
-            image = self._image(index, shrink_to)
-        except UnreadableImage as error:
-            self._report(index, str(error))
-            return None
+        image = self._image(index, math.ceil(2 * min(full_width, full_height) * size / smallest))
         x_scale, y_scale = image.shape[1] / full_width, image.shape[0] / full_height
-        crops = np.empty((len(cuts), size, size, 3), dtype=np.uint8)
-        for number, (top, left, height, width, flipped) in enumerate(cuts):
+        for crop, (top, left, height, width, flipped) in zip(out, cuts):
             x0, y0 = int(left * x_scale), int(top * y_scale)
             x1 = max(x0 + 1, round((left + width) * x_scale))
             y1 = max(y0 + 1, round((top + height) * y_scale))
-            box = Image.fromarray(image[y0:y1, x0:x1])
-            crops[number] = np.asarray(box.resize((size, size), Image.Resampling.BILINEAR))
-            if flipped:
-                crops[number] = crops[number, :, ::-1]
-        return crops
+            box = torch.from_numpy(image[y0:y1, x0:x1].copy()).permute(2, 0, 1)
+            small = F.interpolate(box[None], (size, size), mode="bilinear", antialias=True)[0, :3]
+            torch.from_numpy(crop).copy_(small.flip(2) if flipped else small)
 
     def _image(self, index: int, shrink_to: int) -> np.ndarray:
-        """[height, width, 3] uint8, both sides at least shrink_to if it has them."""
+        """[height, width, 3 or more] uint8, both sides at least shrink_to, if it has them."""
         image = decode(self.source.read(index), shrink_to)
-        check_size(image, int(self.widths[index]), int(self.heights[index]))
-        return np.asarray(image)
+        height, width = self.sizes[index].tolist()
+        check_size(image, width, height)
+        return pixels_of(image)
 
     def _report(self, index: int, reason: str) -> None:
         if index in self.failed:
@@ -142,7 +179,8 @@ class FileStore:
         return "; ".join(f"{self.source.keys[index]}: {reason}" for index, reason in list(self.failed.items())[:5])
 
     def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        if "workers" in self.__dict__:
+            self.workers.close()
 
 
 def open_store(
@@ -163,20 +201,28 @@ def open_store(
         return FileStore(source, manifest, num_threads, max_failed)
     pixels = torch.zeros(len(manifest), 3, height, width, dtype=torch.uint8)
 
-    def load(index: int) -> bool:
-        """Whether the image is still what the manifest says."""
-        try:
-            image = decode(source.read(index))
-        except UnreadableImage:
-            return False
-        if image.size == (width, height):
-            pixels[index] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        return image.size == (width, height)
-
-    loaded = in_order(load, ids.tolist(), num_threads, 64)
-    if not all(progress(loaded, len(ids), "reading images") if progress else loaded):
-        return FileStore(source, manifest, num_threads, max_failed)  # which names what fails and goes on
+    calls = [ids[start : start + IMAGES_PER_CALL] for start in range(0, len(ids), IMAGES_PER_CALL)]
+    processes = source.shareable and num_threads > 1 and len(ids) > MANY
+    loaded = in_order(partial(_load, source, width, height), calls, num_threads, 4 * num_threads, processes)
+    for places, found in zip(calls, progress(loaded, len(calls), "reading images") if progress else loaded):
+        if found is None:
+            return FileStore(source, manifest, num_threads, max_failed)  # which names what fails and goes on
+        pixels[places] = torch.from_numpy(found)
     return MemoryStore(pixels)
+
+
+def _load(source: Source, width: int, height: int, places: np.ndarray) -> np.ndarray | None:
+    """[places, 3, height, width] uint8; None if an image is not what the manifest says."""
+    pixels = np.empty((len(places), 3, height, width), dtype=np.uint8)
+    for out, place in zip(pixels, places):
+        try:
+            image = decode(source.read(int(place)))
+        except UnreadableImage:
+            return None
+        if image.size != (width, height):
+            return None
+        out[:] = np.asarray(image).transpose(2, 0, 1)
+    return pixels
 
 
 def plain_batches(
@@ -186,14 +232,15 @@ def plain_batches(
 
     def read(ids: Tensor) -> tuple[Tensor, Tensor]:
         box = views.plain_boxes(store.heights[ids], store.widths[ids], size)
-        read_ids, (images,) = store.crops(ids, [box], size)
+        read_ids, images = store.crops(ids, [box], size)
         good = read_ids == ids
         return _pinned(images[good], device), ids[good]
 
     for images, ids in _ahead(read, instance_ids.split(batch_size), store, device):
         if store.trouble:
             raise TooManyUnreadable(store.trouble)
-        yield images.to(device, non_blocking=True), ids.to(device)
+        images = images.to(device, non_blocking=True)
+        yield images if images.is_floating_point() else images / 255, ids.to(device)
 
 
 def view_batches(
@@ -211,7 +258,7 @@ def view_batches(
         parameters = [views.draw_parameters(key, ids, heights, widths, **augmentation) for key in keys]
         boxes, flips = [each.boxes for each in parameters], [each.flip for each in parameters]
         read_ids, crops = store.crops(ids, boxes, size, flips)
-        return _pinned(torch.cat(crops), device), read_ids.repeat(len(keys)), parameters
+        return _pinned(crops, device), read_ids.repeat(len(keys)), parameters
 
     for crops, ids, parameters in _ahead(read, batches, store, device):
         on_device = crops.to(device, non_blocking=True)
@@ -225,5 +272,5 @@ def _pinned(images: Tensor, device: torch.device) -> Tensor:
 
 def _ahead(read: Callable[[Any], Out], batches: Iterable, store: Store, device: torch.device) -> Iterator[Out]:
     """Read the next batches while this one is worked on; not if that would only take its cores away."""
-    is_same_work = isinstance(store, MemoryStore) and device.type == "cpu"
+    is_same_work = store.takes_cores and device.type == "cpu"
     return in_order(read, batches, 0 if is_same_work else 1, PREFETCHED_BATCHES)

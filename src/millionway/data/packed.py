@@ -15,11 +15,9 @@ from millionway.data.images import UnreadableImage, check_size, decode
 from millionway.data.loader import FileStore
 from millionway.data.manifest import Manifest
 from millionway.data.source import Source
-from millionway.data.workers import in_order
+from millionway.data.workers import IMAGES_PER_CALL, in_order
 
 log = logging.getLogger("millionway")
-
-IMAGES_PER_CALL = 64
 
 
 def side_of(image_size: int) -> int:
@@ -32,12 +30,12 @@ class PackedStore(FileStore):
 
     def __init__(self, path: Path, source: Source, manifest: Manifest, side: int, num_threads: int) -> None:
         super().__init__(source, manifest, num_threads, 0.0)
-        self.sizes, self.starts = _layout(manifest, side)
+        self.kept_sizes, self.starts = _layout(manifest, side)
         self.pixels = np.memmap(path, np.uint8, "r")
 
     def _image(self, index: int, shrink_to: int) -> np.ndarray:
-        height, width = self.sizes[index]
-        return self.pixels[self.starts[index] : self.starts[index + 1]].reshape(height, width, 3)
+        pixels = self.pixels[self.starts[index] : self.starts[index + 1]]
+        return pixels.reshape(*self.kept_sizes[index], 3)
 
 
 def pack(

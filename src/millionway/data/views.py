@@ -156,25 +156,28 @@ def _resample_matrix(start: Tensor, length: Tensor, num_in: int, num_out: int) -
 
 
 def distort(
-    crops: Float[Tensor, "images 3 size size"], parameters: ViewParameters
+    crops: Float[Tensor, "images 3 size size"] | UInt8[Tensor, "images 3 size size"], parameters: ViewParameters
 ) -> Float[Tensor, "images 3 size size"]:
-    """Color jitter in each image's own order, grayscale, blur; in place.
+    """Color jitter in each image's own order, grayscale, blur; in place, if the crops are float.
 
     Brightness, contrast and saturation are one formula with different numbers, x -> factor x + to_luma luma +
     to_mean mean luma, so each of their three turns is one operation for the whole batch, whatever each image does in
     it. Hue comes before the turn that each image's order says.
     """
+    out = crops if crops.is_floating_point() else torch.empty(crops.shape, device=crops.device)
     factor, to_luma, to_mean = _blends(parameters)
     hue_turn = torch.where(parameters.jitter, (parameters.order == HUE).int().argmax(dim=1), -1)
     for part in _parts(crops, DISTORTED_AT_ONCE):
-        x, shift = crops[part], parameters.factors[part, HUE]
+        x, shift = out[part], parameters.factors[part, HUE]
+        if out is not crops:
+            torch.div(crops[part], 255, out=x)
         for turn in range(4):
             _on_some(x, hue_turn[part] == turn, hue, shift)
             if turn < 3:
                 _blend_(x, *(numbers[part, turn, None, None, None] for numbers in (factor, to_luma, to_mean)))
         _on_some(x, parameters.gray[part], lambda some: luma(some).expand_as(some))
         _on_some(x, parameters.blur[part], gaussian_blur, parameters.sigma[part])
-    return crops
+    return out
 
 
 def _blends(parameters: ViewParameters) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,7 +211,8 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     chroma = value - torch.minimum(torch.minimum(r, g), b)
     is_r, is_g = r == value, g == value
     sector = torch.where(is_r, g - b, torch.where(is_g, b - r, r - g)).div_(chroma.clamp(min=1e-12))
-    sector += torch.where(is_r, 0.0, torch.where(is_g, 2.0, 4.0)) + 6 * shift[:, None, None]  # 0 red, 2 green, 4 blue
+    begin = (4 - 2.0 * is_g).masked_fill_(is_r, 0)  # 0 red, 2 green, 4 blue
+    sector.add_(begin).add_(6 * shift[:, None, None])
     sector.sub_((sector / 6).floor_(), alpha=6)
     # Each channel falls from `value` by the chroma, as a trapezoid of the distance on the circle.
     out = torch.empty_like(x)

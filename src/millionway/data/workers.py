@@ -10,10 +10,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+import torch
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+MANY = 128  # fewer images are read by threads: processes would take longer to begin
+IMAGES_PER_CALL = 64
 
 
 def in_order(
@@ -26,26 +31,52 @@ def in_order(
     if num_workers == 0:
         yield from map(work, items)
         return
-    pool: Executor = _processes(work, num_workers) if processes else ThreadPoolExecutor(num_workers)
-    call: Callable[[In], Out] = _call if processes else work
+    workers = Workers(work, num_workers, processes)
     waiting: deque[Future[Out]] = deque()
     try:
         for item in items:
-            waiting.append(pool.submit(call, item))
+            waiting.append(workers.begin(item))
             if len(waiting) > num_ahead:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise RuntimeError("a process that reads images was killed; is there enough memory?") from None
+        raise RuntimeError(KILLED) from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        workers.close()
 
 
-def _processes(work: Callable, num: int) -> ProcessPoolExecutor:
-    """Forked where that is usual, so that they know the images already; else they are told once."""
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    return ProcessPoolExecutor(num, context, _begin, (work, os.getpid()))
+KILLED = "a process that reads images was killed; is there enough memory?"
+
+
+class Workers(Generic[In, Out]):
+    """Threads, or forked processes, which know all that the parent knew when the first item was begun.
+
+    Where processes are not forked safely, threads do their work.
+    """
+
+    def __init__(self, work: Callable[[In], Out], num: int, processes: bool) -> None:
+        self.pool: Executor
+        self.call: Callable[[In], Out]
+        if processes and sys.platform == "linux":
+            context = multiprocessing.get_context("fork")
+            self.pool = ProcessPoolExecutor(num, context, _begin, (work, os.getpid()))
+            self.call = _call
+        else:
+            self.pool, self.call = ThreadPoolExecutor(num), work
+
+    def begin(self, item: In) -> Future[Out]:
+        return self.pool.submit(self.call, item)
+
+    def all(self, items: Iterable[In]) -> list[Out]:
+        """The results of all items, in order."""
+        try:
+            return [future.result() for future in [self.begin(item) for item in items]]
+        except BrokenProcessPool:
+            raise RuntimeError(KILLED) from None
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
 
 
 _work: Callable[[Any], Any] | None = None
@@ -54,6 +85,7 @@ _work: Callable[[Any], Any] | None = None
 def _begin(work: Callable, parent: int) -> None:
     global _work  # noqa: PLW0603: what this process is for
     _work = work
+    torch.set_num_threads(1)  # its threads did not come along
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
 
