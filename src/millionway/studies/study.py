@@ -100,15 +100,21 @@ def _check(
 
 
 def _compare_base(path: Path, config: Pretrain) -> None:
-    """All runs of a folder have the same settings but for what its studies vary."""
+    """All runs of a folder have the same settings but for what its studies vary.
+
+    A setting that came later had its default value then.
+    """
     here = {name: value for name, value in settings.flat(config).items() if name not in settings.FREE_ON_RESUME}
     here |= {"data": short_name(config.data), "eval_images": config.running.eval_images}
     text = json.dumps(here, indent=1, default=str)
-    if path.exists() and json.loads(path.read_text()) != json.loads(text):
-        then, now = json.loads(path.read_text()), json.loads(text)
-        changed = [
-            f"{settings.flag(key)} was {then.get(key)}, now {now[key]}" for key in now if then.get(key) != now[key]
-        ]
+    now, then = json.loads(text), json.loads(path.read_text()) if path.exists() else json.loads(text)
+    defaults = json.loads(json.dumps(settings.flat(Pretrain(config.data, config.out)), default=str))
+    changed = [
+        f"{settings.flag(key)} was {then.get(key, defaults.get(key))}, now {now[key]}"
+        for key in now
+        if then.get(key, defaults.get(key)) != now[key]
+    ]
+    if changed:
         raise ValueError(f"--out {path.parent} holds runs with other settings: {', '.join(changed)}. Choose another.")
     write_whole(path, text + "\n")
 
