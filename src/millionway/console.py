@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,10 +76,14 @@ def bar(*columns: str) -> Progress:
 def track(items: Iterable[Item], total: int, description: str) -> Iterator[Item]:
     """The items, with a bar that goes away at the end."""
     with bar() as progress:
-        task = progress.add_task(description, total=total)
+        task, num, drawn = progress.add_task(description, total=total), 0, time.monotonic()
         for item in items:
             yield item
-            progress.advance(task)
+            num += 1
+            if time.monotonic() - drawn > 0.1:  # drawing takes longer than some items
+                progress.update(task, completed=num)
+                drawn = time.monotonic()
+        progress.update(task, completed=num)
 
 
 class Interrupt:

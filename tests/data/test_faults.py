@@ -72,8 +72,8 @@ def test_a_killed_parent_leaves_no_worker_behind(photos: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     workers = [int(parent.stdout.readline()) for _ in range(2)]
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
+    with parent:
+        parent.send_signal(signal.SIGKILL)
     while any(_is_running(worker) for worker in workers):  # each looks once a second
         time.sleep(0.05)
 
