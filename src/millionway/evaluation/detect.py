@@ -32,6 +32,7 @@ WEIGHT_DECAY = 1e-4
 WARMUP_STEPS = 100
 DROPS = (0.75, 11 / 12)  # MoCo's 18k and 22k of 24k
 SCALES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of the test size: 480 to 800
+REGIONS, SMALL = 512, 400  # regions trained on in an image; a quarter of them if its shorter side is below 400
 MAX_RATIO = 1333 / 800  # of the longer side to the test size
 
 
@@ -58,6 +59,7 @@ def build_detector(encoder: Encoder, num_labels: int, recipe: Recipe) -> nn.Modu
         "max_size": round(MAX_RATIO * recipe.size),
         "image_mean": list(encoder.spec.mean),
         "image_std": list(encoder.spec.std),
+        "box_batch_size_per_image": REGIONS if recipe.size >= SMALL else REGIONS // 4,
     }
     widths = _stage_widths(backbone)
     if recipe.detector == "fpn":
