@@ -25,7 +25,7 @@ demo: $(READY)
 	$(BIN)/millionway demo
 
 # MARK="" runs the slow tests too.
-MARK ?= not slow
+MARK ?= not slow and not long
 test: $(READY)
 	$(BIN)/python -m pytest -m "$(MARK)"
 
@@ -57,7 +57,7 @@ bench-parallel: $(READY)
 
 bench-evaluation: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/evaluation.py $(if $(CIFAR10),--cifar10 $(CIFAR10))
 
 # CIFAR10 and PHOTOS name folders of images.
 bench-data: $(READY)

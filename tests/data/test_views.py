@@ -130,3 +130,36 @@ def test_a_file_and_memory_give_the_same_crops(tmp_path) -> None:
     _, theirs = files.crops(ids, [p.boxes], 32, [p.flip])
     assert float((ours - theirs / 255).abs().max()) < 1.5 / 255
     files.close()
+
+
+def test_whole_views_are_distributed_as_torchvisions() -> None:
+    """Means and deviations of the colors, and how rough views are, over many views of one real photo."""
+    from sklearn.datasets import load_sample_image
+
+    photo = Image.fromarray(load_sample_image("flower.jpg")).resize((48, 36))
+    pixels = torch.from_numpy(np.array(photo)).permute(2, 0, 1)
+    num, size = 2000, 32
+    ids, heights, widths = torch.arange(num), torch.full((num,), 36), torch.full((num,), 48)
+    p = views.draw_parameters(randomness.key_of(0, "moments"), ids, heights, widths, **AUGMENTATION)
+    ours = views.distort(views.resample(pixels.expand(num, -1, -1, -1), p.boxes, p.flip, size), p)
+    torch.manual_seed(0)
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(size, scale=(0.08, 1.0), antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.RandomApply([v2.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+            v2.RandomGrayscale(0.2),
+            v2.RandomApply([v2.GaussianBlur(3, (0.1, 2.0))], p=0.5),
+        ]
+    )
+    theirs = torch.stack([transform(pixels / 255) for _ in range(num)])
+
+    def moments(x: torch.Tensor) -> torch.Tensor:
+        """[views, 12]"""
+        rough = (x[..., 1:] - x[..., :-1]).abs().mean(dim=(2, 3))
+        return torch.cat([x.mean(dim=(2, 3)), x.std(dim=(2, 3)), rough, x.amax(dim=(2, 3))], dim=1)
+
+    a, b = moments(ours), moments(theirs)
+    error = ((a.var(dim=0) + b.var(dim=0)) / num).sqrt()
+    assert bool(((a.mean(dim=0) - b.mean(dim=0)).abs() < 4 * error).all())
+    assert torch.allclose(a.std(dim=0), b.std(dim=0), rtol=0.08)
