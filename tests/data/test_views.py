@@ -126,8 +126,8 @@ def test_a_file_and_memory_give_the_same_crops(tmp_path) -> None:
     files = FileStore(dataset.source, dataset.manifest, 2, 0.01)
     ids = torch.tensor([4, 0, 2])
     p = views.draw_parameters(3, ids, files.heights[ids], files.widths[ids], **AUGMENTATION)
-    _, ours = dataset.store.crops(ids, [p.boxes], 32, [p.flip])
-    _, theirs = files.crops(ids, [p.boxes], 32, [p.flip])
+    _, ours = dataset.store.views(ids, [p], 32, distorted=False)
+    _, theirs = files.views(ids, [p], 32, distorted=False)
     assert float((ours - theirs / 255).abs().max()) < 1.5 / 255
     files.close()
 

@@ -4,9 +4,10 @@ import logging
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from millionway.data import views
 from millionway.data.images import UnreadableImage, check_size, decode, pixels_of
 from millionway.data.manifest import Manifest
 from millionway.data.sources import Source
+from millionway.data.views import ViewParameters
 from millionway.data.workers import IMAGES_PER_CALL, MANY, Workers, in_order
 
 log = logging.getLogger("millionway")
@@ -25,7 +27,7 @@ Out = TypeVar("Out")
 
 SMALL_SIDE = 128  # images up to this side live in memory, if they fit
 PREFETCHED_BATCHES = 2
-SPACE_BYTES = 1 << 28  # for crops on their way; larger batches go in parts
+SPACE_BYTES, NUM_SPACES = 1 << 28, 3  # for crops on their way; larger batches go in parts
 
 
 class TooManyUnreadable(ValueError):
@@ -42,14 +44,18 @@ class Store(Protocol):
     takes_cores: bool
     """whether reading is work for the processor, and not waiting for somebody else"""
 
-    def crops(
-        self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Cut each box out of its image, resize it to [3, size, size], and flip those to flip.
+    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, Tensor]:
+        """Cut each box out of its image and resize it to [3, size, size].
 
         Returns the ids that were read (an image that fails is replaced by another of the batch), and the crops: those
         of the first boxes, then those of the second, ...; float in [0, 1], or uint8 where they were stored so.
         """
+        ...
+
+    def views(
+        self, instance_ids: Tensor, parameters: list[ViewParameters], size: int, distorted: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The same with the boxes of the parameters, flipped; distorted: float, and distorted, by this processor."""
         ...
 
     def close(self) -> None: ...
@@ -66,14 +72,39 @@ class MemoryStore:
         self.heights = torch.full((len(pixels),), pixels.shape[2])
         self.widths = torch.full((len(pixels),), pixels.shape[3])
 
-    def crops(
-        self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, Tensor]:
         images = self.pixels[instance_ids].repeat(len(boxes), 1, 1, 1)
-        return instance_ids, views.resample(images, torch.cat(boxes), None if flips is None else torch.cat(flips), size)
+        return instance_ids, views.resample(images, torch.cat(boxes), None, size)
+
+    def views(
+        self, instance_ids: Tensor, parameters: list[ViewParameters], size: int, distorted: bool
+    ) -> tuple[Tensor, Tensor]:
+        images, all_views = self.pixels[instance_ids].repeat(len(parameters), 1, 1, 1), views.join(parameters)
+        crops = views.resample(images, all_views.boxes, all_views.flip, size)
+        return instance_ids, views.distort(crops, all_views) if distorted else crops
 
     def close(self) -> None:
         pass
+
+
+class Cuts(NamedTuple):
+    """Work for one worker."""
+
+    number: int
+    """of the space"""
+    shape: tuple[int, ...]
+    """of what is in the space: [views, images, 3, size, size]"""
+    first: int
+    """place of the first of these images"""
+    ids: list[int]
+    cuts: list[list[list[float]]]
+    """of each image, of each view: top, left, height, width, flipped"""
+    parameters: list[dict[str, np.ndarray]] | None
+    """of each view, if it is to be distorted; as arrays, because a tensor travels by a file of its own"""
+
+
+def _numbers(parameters: ViewParameters, start: int, stop: int) -> dict[str, np.ndarray]:
+    return {name: getattr(parameters, name)[start:stop].numpy() for name in views.NAMES}
 
 
 class FileStore:
@@ -88,60 +119,91 @@ class FileStore:
         self.takes_cores = source.shareable
         self.failed: dict[int, str] = {}
         self.trouble = ""
+        # Memory that processes share with this one. The first space is never handed out.
+        self.spaces = [mmap.mmap(-1, SPACE_BYTES) for _ in range(NUM_SPACES)]
+        self.in_use: list[Callable[[], np.ndarray | None]] = [lambda: None] * NUM_SPACES
 
     @cached_property
-    def workers(self) -> Workers[tuple, list]:
+    def workers(self) -> Workers["Cuts", list[tuple[int, str]]]:
         processes = self.source.shareable and self.num_workers > 1 and len(self.source) > MANY
         return Workers(self._cut, self.num_workers, processes)
 
-    @cached_property
-    def space(self) -> mmap.mmap:
-        """Where workers leave their crops, processes too."""
-        return mmap.mmap(-1, SPACE_BYTES)
+    def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, Tensor]:
+        not_flipped = torch.zeros(len(instance_ids), 1)
+        return self._read(instance_ids, [torch.cat([box, not_flipped], dim=1) for box in boxes], size, None)
 
-    def crops(
-        self, instance_ids: Tensor, boxes: list[Tensor], size: int, flips: list[Tensor] | None = None
+    def views(
+        self, instance_ids: Tensor, parameters: list[ViewParameters], size: int, distorted: bool
     ) -> tuple[Tensor, Tensor]:
-        none = torch.zeros(len(instance_ids), 1)
-        cuts = [torch.cat([box, none if flips is None else flips[n][:, None]], dim=1) for n, box in enumerate(boxes)]
-        todo = list(zip(instance_ids.tolist(), torch.stack(cuts, dim=1).tolist()))
-        out = torch.empty(len(boxes), len(todo), 3, size, size, dtype=torch.uint8)
-        shape = (3, size, size)
-        at_once = max(1, SPACE_BYTES // (len(boxes) * math.prod(shape)))
-        good = torch.ones(len(todo), dtype=torch.bool)
-        for start in range(0, len(todo), at_once):
-            part = todo[start : start + at_once]
-            share = -(-len(part) // (16 * self.num_workers))  # small, so that all end together
-            items = [(first, part[first : first + share], size) for first in range(0, len(part), share)]
+        cuts = [torch.cat([each.boxes, each.flip[:, None]], dim=1) for each in parameters]
+        return self._read(instance_ids, cuts, size, parameters if distorted else None)
+
+    def _read(
+        self, instance_ids: Tensor, cuts: list[Tensor], size: int, parameters: list[ViewParameters] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Workers leave their crops in a space; the batch is that space, or a copy if it does not fit or is in use."""
+        num, shape = len(instance_ids), (len(cuts), 3, size, size)
+        dtype = torch.uint8 if parameters is None else torch.float32
+        at_once = max(1, SPACE_BYTES // (math.prod(shape) * dtype.itemsize))
+        number = next((n for n in range(1, NUM_SPACES) if self.in_use[n]() is None), 0) if num <= at_once else 0
+        out = None if number else torch.empty(len(cuts), num, 3, size, size, dtype=dtype)
+        ids, all_cuts = instance_ids.tolist(), torch.stack(cuts, dim=1).tolist()
+        good = torch.ones(num, dtype=torch.bool)
+        for start in range(0, num, at_once):
+            some = slice(start, min(num, start + at_once))
+            share = -(-(some.stop - start) // (16 * self.num_workers))  # small, so that all end together
+            items = [
+                Cuts(
+                    number,
+                    (len(cuts), some.stop - start, 3, size, size),
+                    first - start,
+                    ids[first : min(first + share, some.stop)],
+                    all_cuts[first : min(first + share, some.stop)],
+                    None if parameters is None else [_numbers(p, first, first + share) for p in parameters],
+                )
+                for first in range(start, some.stop, share)
+            ]
             for place, reason in (failure for found in self.workers.all(items) for failure in found):
                 good[start + place] = False
-                self._report(part[place][0], reason)
-            cut = self._crops_in_space(len(part), len(boxes), size)
-            out[:, start : start + len(part)] = torch.from_numpy(cut).transpose(0, 1)
+                self._report(ids[start + place], reason)
+            space = self._space(number, items[0].shape, dtype)
+            if out is None:
+                self.in_use[number] = weakref.ref(space)  # a tensor keeps it alive, whoever has it
+                out = torch.from_numpy(space)
+            else:
+                out[:, some] = torch.from_numpy(space)
+        assert out is not None
         if not good.any():
             raise TooManyUnreadable(f"no image of a batch could be read: {self._failures()}")
         # A failing image gives its place to the first one that works; its own row is simply not visited.
-        places = torch.where(good, torch.arange(len(todo)), good.int().argmax())
-        out[:, ~good] = out[:, places[~good]]
+        places = torch.where(good, torch.arange(num), good.int().argmax())
+        if not good.all():
+            out[:, ~good] = out[:, places[~good]]
         return instance_ids[places], out.flatten(0, 1)
 
-    def _crops_in_space(self, num_images: int, num_boxes: int, size: int) -> np.ndarray:
-        num_values = num_images * num_boxes * 3 * size**2
-        return np.frombuffer(self.space, np.uint8, num_values).reshape(num_images, num_boxes, 3, size, size)
+    def _space(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray:
+        kind = np.uint8 if dtype == torch.uint8 else np.float32
+        return np.frombuffer(self.spaces[number], kind, math.prod(shape)).reshape(shape)
 
-    def _cut(self, item: tuple[int, list[tuple[int, list[list[float]]]], int]) -> list[tuple[int, str]]:
-        """Leave the crops of some images in the space, from place `first` on; returns (place, reason) of failures.
-
-        A crop is (top, left, height, width, flipped).
-        """
-        first, images, size = item
-        space = self._crops_in_space(first + len(images), len(images[0][1]), size)
-        failed = []
-        for place, (index, cuts) in enumerate(images, start=first):
+    def _cut(self, item: "Cuts") -> list[tuple[int, str]]:
+        """Leave the crops of some images in the space; returns (place, reason) of failures."""
+        dtype = torch.uint8 if item.parameters is None else torch.float32
+        space = self._space(item.number, item.shape, dtype)
+        failed, crops = [], np.empty((item.shape[0], *item.shape[2:]), dtype=np.uint8)
+        for n, (index, cuts) in enumerate(zip(item.ids, item.cuts)):
             try:
-                self._crop(index, cuts, space[place])
+                self._crop(index, cuts, crops)
             except UnreadableImage as error:
-                failed.append((place, str(error)))
+                failed.append((item.first + n, str(error)))
+                continue
+            if item.parameters is None:
+                space[:, item.first + n] = crops
+            else:
+                own = {
+                    name: torch.from_numpy(np.stack([each[name][n] for each in item.parameters]))
+                    for name in views.NAMES
+                }
+                space[:, item.first + n] = views.distort(torch.from_numpy(crops), ViewParameters(**own), 1).numpy()
         return failed
 
     def _crop(self, index: int, cuts: list[list[float]], out: np.ndarray) -> None:
@@ -252,17 +314,21 @@ def view_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(views, instance_ids) for each ([key of a view, ...], ids): [num_views x batch, 3, size, size], view by view."""
 
-    def read(batch: tuple[list[int], Tensor]) -> tuple[Tensor, Tensor, list[views.ViewParameters]]:
+    on_cpu = device.type == "cpu"
+
+    def read(batch: tuple[list[int], Tensor]) -> tuple[Tensor, Tensor, list[ViewParameters]]:
         keys, ids = batch
         heights, widths = store.heights[ids], store.widths[ids]
         parameters = [views.draw_parameters(key, ids, heights, widths, **augmentation) for key in keys]
-        boxes, flips = [each.boxes for each in parameters], [each.flip for each in parameters]
-        read_ids, crops = store.crops(ids, boxes, size, flips)
-        return _pinned(crops, device), read_ids.repeat(len(keys)), parameters
+        read_ids, made = store.views(ids, parameters, size, distorted=on_cpu)
+        return _pinned(made, device), read_ids.repeat(len(keys)), parameters
 
-    for crops, ids, parameters in _ahead(read, batches, store, device):
-        on_device = crops.to(device, non_blocking=True)
-        yield views.distort(on_device, views.join(parameters, device)), ids.to(device)
+    for made, ids, parameters in _ahead(read, batches, store, device):
+        if on_cpu:
+            yield made, ids
+        else:
+            on_device = made.to(device, non_blocking=True)
+            yield views.distort(on_device, views.join(parameters, device)), ids.to(device)
 
 
 def _pinned(images: Tensor, device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ from millionway import randomness
 
 NUM_CROP_TRIES = 10
 ASPECT_RATIO = (3 / 4, 4 / 3)
+REACH = 4.0
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 # Values worked on at a time, so that a processor's cache holds them: the fastest of a few powers of two.
 RESAMPLED_AT_ONCE, DISTORTED_AT_ONCE = 400_000, 1_600_000
@@ -70,10 +71,12 @@ def draw_parameters(
     )
 
 
-def join(parameters: list[ViewParameters], device: torch.device) -> ViewParameters:
+NAMES = [field.name for field in fields(ViewParameters)]
+
+
+def join(parameters: list[ViewParameters], device: torch.device | None = None) -> ViewParameters:
     """Several batches of parameters as one, on the device."""
-    names = [field.name for field in fields(ViewParameters)]
-    return ViewParameters(**{name: torch.cat([getattr(p, name) for p in parameters]).to(device) for name in names})
+    return ViewParameters(**{name: torch.cat([getattr(p, name) for p in parameters]).to(device) for name in NAMES})
 
 
 def crop_boxes(u: Tensor, heights: Tensor, widths: Tensor, area_min: float) -> Float[Tensor, "images 4"]:
@@ -156,18 +159,20 @@ def _resample_matrix(start: Tensor, length: Tensor, num_in: int, num_out: int) -
 
 
 def distort(
-    crops: Float[Tensor, "images 3 size size"] | UInt8[Tensor, "images 3 size size"], parameters: ViewParameters
+    crops: Float[Tensor, "images 3 size size"] | UInt8[Tensor, "images 3 size size"],
+    parameters: ViewParameters,
+    at_once: int = DISTORTED_AT_ONCE,
 ) -> Float[Tensor, "images 3 size size"]:
     """Color jitter in each image's own order, grayscale, blur; in place, if the crops are float.
 
     Brightness, contrast and saturation are one formula with different numbers, x -> factor x + to_luma luma +
     to_mean mean luma, so each of their three turns is one operation for the whole batch, whatever each image does in
-    it. Hue comes before the turn that each image's order says.
+    it. Hue comes before the turn that each image's order says. at_once: how many values are worked on at a time.
     """
     out = crops if crops.is_floating_point() else torch.empty(crops.shape, device=crops.device)
     factor, to_luma, to_mean = _blends(parameters)
     hue_turn = torch.where(parameters.jitter, (parameters.order == HUE).int().argmax(dim=1), -1)
-    for part in _parts(crops, DISTORTED_AT_ONCE):
+    for part in _parts(crops, at_once):
         x, shift = out[part], parameters.factors[part, HUE]
         if out is not crops:
             torch.div(crops[part], 255, out=x)
@@ -188,6 +193,10 @@ def _blends(parameters: ViewParameters) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _blend_(x: Tensor, factor: Tensor, to_luma: Tensor, to_mean: Tensor) -> None:
+    if len(x) == 1 and x.device.type == "cpu" and not (to_luma.any() or to_mean.any()):
+        if float(factor) != 1:  # brightness, which needs no luma
+            x.mul_(factor).clamp_(0, 1)
+        return
     light = luma(x)
     base = light * to_luma + light.mean(dim=(1, 2, 3), keepdim=True) * to_mean
     torch.addcmul(base, x, factor, out=x).clamp_(0, 1)
@@ -195,7 +204,9 @@ def _blend_(x: Tensor, factor: Tensor, to_luma: Tensor, to_mean: Tensor) -> None
 
 def _on_some(x: Tensor, chosen: Tensor, operation: Callable[..., Tensor], *numbers: Tensor) -> None:
     places = chosen.nonzero()[:, 0]
-    if len(places):
+    if len(places) == len(x):
+        x.copy_(operation(x, *numbers))
+    elif len(places):
         x[places] = operation(x[places], *(each[places] for each in numbers))
 
 
@@ -222,16 +233,24 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """A separable blur with each image's own sigma; the kernel is a tenth of the side, odd, at least 3."""
-    num_images, num_channels, height, width = x.shape
-    radius = min(blur_kernel_size(width) // 2, height - 1, width - 1)
-    offsets = torch.arange(-radius, radius + 1, device=x.device, dtype=x.dtype)
-    kernel = torch.exp(-0.5 * (offsets / sigma[:, None]) ** 2)
-    kernel = (kernel / kernel.sum(dim=1, keepdim=True)).repeat_interleave(num_channels, dim=0)  # [images x channels, k]
-    flat = F.pad(x, [radius] * 4, mode="reflect").reshape(1, num_images * num_channels, height + 2 * radius, -1)
-    flat = F.conv2d(flat, kernel[:, None, :, None], groups=num_images * num_channels)
-    flat = F.conv2d(flat, kernel[:, None, None, :], groups=num_images * num_channels)
-    return flat.reshape(x.shape)
+    """A separable blur with each image's own sigma; the kernel is a tenth of the side, odd, at least 3.
+
+    Weights beyond REACH times the largest sigma are left out: less than a ten-thousandth of the sum.
+    """
+    radius = min(blur_kernel_size(x.shape[3]) // 2, x.shape[2] - 1, x.shape[3] - 1)
+    radius = min(radius, math.ceil(REACH * float(sigma.max())))
+    offsets = torch.arange(radius + 1, device=x.device, dtype=x.dtype)
+    kernel = torch.exp(-0.5 * (offsets / sigma[:, None]) ** 2)  # [images, radius + 1], one half of it
+    kernel = (kernel / (2 * kernel.sum(dim=1, keepdim=True) - 1))[:, :, None, None, None]
+    x = F.pad(x, [radius] * 4, mode="reflect")
+    for axis in (3, 2):
+        middle = x.shape[axis] - 2 * radius
+        out = x.narrow(axis, radius, middle) * kernel[:, 0]
+        for offset in range(1, radius + 1):
+            both = x.narrow(axis, radius - offset, middle) + x.narrow(axis, radius + offset, middle)
+            out.addcmul_(both, kernel[:, offset])
+        x = out
+    return x
 
 
 def blur_kernel_size(side: int) -> int:
