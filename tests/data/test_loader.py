@@ -1,9 +1,12 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from millionway import randomness
+from millionway.data import views
 from millionway.data.dataset import open_dataset
 from millionway.data.loader import FileStore, TooManyUnreadable, plain_batches, view_batches
 
@@ -83,3 +86,38 @@ def test_an_image_that_fails_later_gives_its_place_away(photos, caplog) -> None:
     Image.new("RGB", (9, 300)).save(photos / "05.jpg")
     with pytest.raises(TooManyUnreadable, match=r"05.jpg: it changed"):
         list(plain_batches(dataset.store, torch.tensor([5, 6]), 16, 2, CPU))
+
+
+@pytest.mark.parametrize("many", [0, 1000])  # processes, threads
+def test_batches_that_somebody_keeps_are_not_written_over(photos, monkeypatch, many: int) -> None:
+    monkeypatch.setattr("millionway.data.loader.MANY", many)
+    dataset = open_dataset(str(photos), num_threads=2)
+    asked = [([7, 8], torch.tensor([step % 12, (step + 5) % 12, 3])) for step in range(8)]
+    one_by_one = [views.clone() for views, _ in view_batches(dataset.store, asked, 32, CPU, **AUGMENTATION)]
+    kept = [views[2:4] for views, _ in view_batches(dataset.store, asked, 32, CPU, **AUGMENTATION)]
+    assert all(torch.equal(whole[2:4], part) for whole, part in zip(one_by_one, kept))
+    monkeypatch.setattr("millionway.data.loader.SPACE_BYTES", 3 * 2 * 3 * 32 * 32 * 4 - 1)  # two images at a time
+    in_parts = list(view_batches(dataset.store, asked, 32, CPU, **AUGMENTATION))
+    assert all(torch.equal(whole, views) for whole, (views, _) in zip(one_by_one, in_parts))
+    dataset.store.close()
+
+
+def test_two_readers_at_once_get_their_own_images(photos, monkeypatch) -> None:
+    """Training reads ahead while an evaluation reads."""
+    monkeypatch.setattr("millionway.data.loader.MANY", 0)
+    dataset = open_dataset(str(photos), num_threads=2)
+    ids = torch.arange(12)
+    (expected, _), *_ = plain_batches(dataset.store, ids, 32, 12, CPU)
+
+    def read(shift: int) -> bool:
+        own = ids.roll(shift)
+        read_ids, crops = dataset.store.crops(own, [views.plain_boxes(*_sizes(dataset, own), 32)], 32)
+        return torch.equal(crops / 255, expected[read_ids]) and torch.equal(read_ids, own)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(40)))
+    dataset.store.close()
+
+
+def _sizes(dataset, ids):
+    return dataset.store.heights[ids], dataset.store.widths[ids]

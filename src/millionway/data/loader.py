@@ -4,6 +4,7 @@ import logging
 import math
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
@@ -122,6 +123,7 @@ class FileStore:
         # Memory that processes share with this one. The first space is never handed out.
         self.spaces = [mmap.mmap(-1, SPACE_BYTES) for _ in range(NUM_SPACES)]
         self.in_use: list[Callable[[], np.ndarray | None]] = [lambda: None] * NUM_SPACES
+        self.lock = threading.Lock()  # an evaluation may read while the next training batches are read ahead
 
     @cached_property
     def workers(self) -> Workers["Cuts", list[tuple[int, str]]]:
@@ -130,21 +132,22 @@ class FileStore:
 
     def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, Tensor]:
         not_flipped = torch.zeros(len(instance_ids), 1)
-        return self._read(instance_ids, [torch.cat([box, not_flipped], dim=1) for box in boxes], size, None)
+        with self.lock:
+            return self._read(instance_ids, [torch.cat([box, not_flipped], dim=1) for box in boxes], size, None)
 
     def views(
         self, instance_ids: Tensor, parameters: list[ViewParameters], size: int, distorted: bool
     ) -> tuple[Tensor, Tensor]:
         cuts = [torch.cat([each.boxes, each.flip[:, None]], dim=1) for each in parameters]
-        return self._read(instance_ids, cuts, size, parameters if distorted else None)
+        with self.lock:
+            return self._read(instance_ids, cuts, size, parameters if distorted else None)
 
     def _read(
         self, instance_ids: Tensor, cuts: list[Tensor], size: int, parameters: list[ViewParameters] | None
     ) -> tuple[Tensor, Tensor]:
         """Workers leave their crops in a space; the batch is that space, or a copy if it does not fit or is in use."""
-        num, shape = len(instance_ids), (len(cuts), 3, size, size)
-        dtype = torch.uint8 if parameters is None else torch.float32
-        at_once = max(1, SPACE_BYTES // (math.prod(shape) * dtype.itemsize))
+        num, dtype = len(instance_ids), torch.uint8 if parameters is None else torch.float32
+        at_once = max(1, SPACE_BYTES // (len(cuts) * 3 * size**2 * dtype.itemsize))
         number = next((n for n in range(1, NUM_SPACES) if self.in_use[n]() is None), 0) if num <= at_once else 0
         out = None if number else torch.empty(len(cuts), num, 3, size, size, dtype=dtype)
         ids, all_cuts = instance_ids.tolist(), torch.stack(cuts, dim=1).tolist()
