@@ -294,7 +294,7 @@ def test_every_kind_of_picture_and_name_trains(tmp_path) -> None:
 
 def test_what_can_be_refused_early_is(capsys, tmp_path, digit_folder, run, monkeypatch) -> None:
     """Before any image is decoded."""
-    monkeypatch.setattr("millionway.data.manifest._examine", None)
+    monkeypatch.setattr("millionway.data.indexing._examine", None)
     args = ("pretrain", "--data", digit_folder, "--out", tmp_path / "x")
     assert "--batch-size" in refused(capsys, *args, "--batch-size", "500")
     assert "at least 2" in refused(capsys, *args, "--batch-size", "1")

@@ -45,11 +45,12 @@ def main(args: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _fail(str(error), 2)
     except (RuntimeError, OSError) as error:
+        from millionway.data.workers import ReaderKilled
         from millionway.train.pretrain import Interrupted, RunStopped
 
         if isinstance(error, OSError):
             return _fail(f"{error.filename or 'error'}: {error.strerror or error}", 1)
-        if not isinstance(error, RunStopped):
+        if not isinstance(error, RunStopped | ReaderKilled):
             raise
         return _fail(str(error), 130 if isinstance(error, Interrupted) else 1)
 
@@ -352,7 +353,8 @@ def index(args: list[str]) -> None:
 
     chosen = _parse(Index, args, "index")
     was_there = chosen.out.exists()
-    changes = millionway.index(**vars(chosen))
+    with _messages():
+        changes = millionway.index(**vars(chosen))
     manifest = changes.manifest
     for key, problem in list(manifest.problems.items())[:20]:
         print(f"unreadable  {key}: {problem}")

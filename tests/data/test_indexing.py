@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ import millionway
 from millionway.data import indexing
 from millionway.data.dataset import open_dataset
 from millionway.data.indexing import build_manifest, update_manifest
-from millionway.data.manifest import Manifest
+from millionway.data.manifest import Manifest, difference
 from millionway.data.source import Keys
 from millionway.data.sources import open_source
 
@@ -43,7 +44,7 @@ def test_keys_behave_as_a_list_of_texts(here: list[str], there: list[str], cut: 
 def test_processes_find_what_threads_find(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (photos / "3" / "broken.png").write_bytes(b"rubbish")
     by_threads = build_manifest(open_source(str(photos)), 2)
-    monkeypatch.setattr(indexing, "MANY", 1)
+    monkeypatch.setattr("millionway.data.workers.MANY", 1)
     monkeypatch.setattr(indexing, "ROWS_PER_BATCH", 50)
     by_processes = build_manifest(open_source(str(photos)), 2)
     assert by_processes.table.equals(by_threads.table) and by_processes.table["key"].num_chunks == 3
@@ -152,6 +153,61 @@ def test_copies_are_reported_kept_or_merged(
     last = update_manifest(later.manifest, open_source(str(photos)), 1, duplicates="merge")
     assert last.new_ids.tolist() == [] and last.manifest.readable[rows[0]]
     assert build_manifest(source, 1, duplicates="keep").num_duplicates == 1
+
+
+def test_renamed_copies_keep_the_row_that_was_trained(photos: Path) -> None:
+    shutil.copy(photos / "4" / "004.png", photos / "4" / "zz-copy.png")
+    old = build_manifest(open_source(str(photos)), 1, duplicates="merge")
+    shutil.move(photos / "4", photos / "renamed")
+    changes = update_manifest(old, open_source(str(photos)), 1)  # what was merged stays merged
+    num = len(list((photos / "renamed").iterdir()))
+    assert str(changes) == f"0 new or changed, 0 removed, {num:,} renamed"
+    assert (changes.manifest.readable == old.readable).all() and changes.manifest.copies.sum() == 1
+    assert changes.manifest.keys[list(old.keys).index("4/004.png")] in ("renamed/004.png", "renamed/zz-copy.png")
+    # Everything under another name is still the same images.
+    shutil.move(photos, photos.with_name("inside"))
+    photos.mkdir()
+    shutil.move(photos.with_name("inside"), photos / "inside")
+    moved = update_manifest(changes.manifest, open_source(str(photos)), 1)
+    assert len(moved.new_ids) == 0 and moved.num_renamed == len(old) and not moved.nothing_stayed
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_images_that_move_inside_a_file_keep_their_rows(tmp_path: Path, digit_pixels: np.ndarray, kind: str) -> None:
+    """All are of one size, so only their content tells who is who."""
+
+    def write(pixels: np.ndarray, time: int) -> Path:
+        path = tmp_path / f"images.{kind}"
+        if kind == "npy":
+            np.save(path, pixels)
+        else:
+            columns = {"image": [b"P5 8 8 255 " + image.tobytes() for image in pixels]}
+            pq.write_table(pa.table(columns), path)
+        os.utime(path, ns=(time, time))
+        return path
+
+    path = write(digit_pixels[:20], 10**18)
+    old = build_manifest(open_source(str(path)), 1)
+    old.save(tmp_path / "manifest.arrow")
+    write(digit_pixels[1:21], 2 * 10**18)  # the first one went, another came: as many as before
+    assert "changed" in difference(old, open_source(str(path)))
+    with pytest.raises(ValueError, match="are not those of"):
+        open_dataset(str(path), manifest_path=tmp_path / "manifest.arrow")
+    changes = update_manifest(old, open_source(str(path)), 1)
+    assert changes.new_ids.tolist() == [0] and changes.num_renamed == 19
+    then, now = old.table["content_hash"].to_pylist(), changes.manifest.table["content_hash"].to_pylist()
+    assert now[1:20] == then[1:20] and now[0] != then[0]
+
+
+def test_a_list_with_copies_is_not_merged_in_silence(photos: Path, tmp_path: Path) -> None:
+    shutil.copy(photos / "4" / "004.png", photos / "9" / "copy.png")
+    millionway.index(photos, tmp_path / "m.arrow", duplicates="keep")
+    with pytest.raises(ValueError, match="1 copies with rows of their own"):
+        open_dataset(str(photos), manifest_path=tmp_path / "m.arrow", duplicates="merge")
+    millionway.index(photos, tmp_path / "m.arrow", duplicates="merge")
+    merged = open_dataset(str(photos), manifest_path=tmp_path / "m.arrow", duplicates="merge").manifest
+    assert merged.readable.sum() == 120
+    assert millionway.index(photos, tmp_path / "m.arrow").manifest.readable.sum() == 120
 
 
 def test_a_run_gives_copies_one_row(photos: Path, tmp_path: Path) -> None:

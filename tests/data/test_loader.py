@@ -90,7 +90,7 @@ def test_an_image_that_fails_later_gives_its_place_away(photos, caplog) -> None:
 
 @pytest.mark.parametrize("many", [0, 1000])  # processes, threads
 def test_batches_that_somebody_keeps_are_not_written_over(photos, monkeypatch, many: int) -> None:
-    monkeypatch.setattr("millionway.data.loader.MANY", many)
+    monkeypatch.setattr("millionway.data.workers.MANY", many)
     dataset = open_dataset(str(photos), num_threads=2)
     asked = [([7, 8], torch.tensor([step % 12, (step + 5) % 12, 3])) for step in range(8)]
     one_by_one = [views.clone() for views, _ in view_batches(dataset.store, asked, 32, CPU, **AUGMENTATION)]
@@ -104,7 +104,7 @@ def test_batches_that_somebody_keeps_are_not_written_over(photos, monkeypatch, m
 
 def test_two_readers_at_once_get_their_own_images(photos, monkeypatch) -> None:
     """Training reads ahead while an evaluation reads."""
-    monkeypatch.setattr("millionway.data.loader.MANY", 0)
+    monkeypatch.setattr("millionway.data.workers.MANY", 0)
     dataset = open_dataset(str(photos), num_threads=2)
     ids = torch.arange(12)
     (expected, _), *_ = plain_batches(dataset.store, ids, 32, 12, CPU)

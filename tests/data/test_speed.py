@@ -18,10 +18,11 @@ def test_a_folder_of_photos_is_measured(tmp_path, monkeypatch, capsys) -> None:
     text = capsys.readouterr().out
     assert "views with --cache" in text and "An encoder that trains on more than" in text
     speeds = millionway.bench("data", "digits", threads=1)
-    assert set(speeds) == {"read", "views"} and all(value > 0 for value in speeds.values())
+    assert set(speeds) == {"views"} and speeds["views"] > 0
 
 
 def test_the_advice_names_what_limits() -> None:
-    assert "a faster disk" in speed.advice({"read": 100, "decode": 95, "views": 90})
-    assert "--cache" in speed.advice({"read": 1000, "decode": 100, "views": 90})
-    assert "--image-size" in speed.advice({"read": 1000, "decode": 900, "views": 90})
+    assert "a faster disk" in speed.advice({"read": 100, "views": 90, "views with --cache": 300})
+    assert "Decoding" in speed.advice({"read": 1000, "views": 90, "views with --cache": 300})
+    assert "--image-size" in speed.advice({"read": 1000, "views": 90, "views with --cache": 95})
+    assert "--image-size" in speed.advice({"views": 90})

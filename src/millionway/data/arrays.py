@@ -30,7 +30,7 @@ def open_array(path: Path) -> ArraySource:
         )
     if len(pixels) == 0:
         raise ValueError(f"--data {path}: the array holds no image")
-    return ArraySource(path.name, pixels, labels)
+    return ArraySource(path.name, pixels, labels, path.stat().st_mtime_ns)
 
 
 def _wanted(content: Any) -> dict[str, np.ndarray]:

@@ -67,6 +67,11 @@ def open_dataset(
         manifest = Manifest.load(manifest_path)
         if not shares_images(manifest, source):
             raise ValueError(f"none of the images of {manifest_path} is in {data}: it is another data set")
+        if duplicates == "merge" and manifest.num_duplicates:
+            raise ValueError(
+                f"{manifest_path} has {manifest.num_duplicates:,} copies with rows of their own; merge them with "
+                "`millionway index --duplicates merge` and the same --out, or leave out --duplicates merge"
+            )
         changes = difference(manifest, source)
         if changes:
             raise ValueError(

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,16 @@ import pyarrow as pa
 
 from millionway.data.arrow_files import pc
 from millionway.data.images import EXTENSIONS, UnreadableImage
-from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from, read_patiently
+from millionway.data.source import (
+    GONE,
+    NUM_TRIES,
+    WAIT_SECONDS,
+    Keys,
+    Labels,
+    key_of_path,
+    labels_from,
+    read_patiently,
+)
 
 log = logging.getLogger("millionway")
 
@@ -45,14 +55,23 @@ class FileSource:
         return os.path.join(self.root, self.odd.get(key, key))
 
     def status(self, index: int) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path(index))
-        except OSError:
-            return GONE
-        return status.st_size, status.st_mtime_ns
+        status = status_of(self.path(index))
+        return GONE if status is None else (status.st_size, status.st_mtime_ns)
 
     def read(self, index: int) -> bytes:
         return read_file(self.path(index))
+
+
+def status_of(path: str) -> os.stat_result | None:
+    """None if it is not there; a disk that fails once is asked again."""
+    for attempt in range(NUM_TRIES):
+        try:
+            return os.stat(path)
+        except OSError as error:
+            if error.errno not in PASSING or attempt == NUM_TRIES - 1:
+                return None
+            time.sleep(WAIT_SECONDS * 2**attempt)
+    raise AssertionError
 
 
 def read_file(path: str, size: int | None = None, offset: int = 0) -> bytes:
@@ -102,6 +121,8 @@ def _walk(root: Path) -> Iterator[str]:
     seen = set()
 
     def warn(error: OSError) -> None:
+        if error.errno in PASSING:  # its images must not count as gone
+            raise ValueError(f"{error.filename} cannot be listed: {error.strerror}; try again")
         log.warning("passed over: %s: %s", error.filename, error.strerror)
 
     for folder, subfolders, files in os.walk(root, followlinks=True, onerror=warn):

@@ -1,8 +1,9 @@
 """Making the numbered list: every image is read, hashed and decoded once; and again only if it has changed."""
 
-import hashlib
 import json
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,16 +15,16 @@ import pyarrow as pa
 
 from millionway.data.arrow_files import pc
 from millionway.data.images import UnreadableImage, decode_with_mode, is_near_empty
-from millionway.data.manifest import COPY, REMOVED, SCHEMA, Manifest
+from millionway.data.manifest import COPY, REMOVED, SCHEMA, Manifest, hash_of
 from millionway.data.source import Keys, Source
-from millionway.data.workers import IMAGES_PER_CALL, MANY, in_order
+from millionway.data.workers import in_calls
 from millionway.names import Duplicates
 
 log = logging.getLogger("millionway")
 
 Progress = Callable[[Iterable, int, str], Iterable]
 
-ROWS_PER_BATCH = 8192
+ROWS_PER_BATCH, BATCH_SECONDS = 8192, 2.0  # what an interruption may cost
 
 
 class Examined(NamedTuple):
@@ -52,7 +53,7 @@ def _examine(source: Source, place: int) -> Examined:
     content_hash = ""
     try:
         data = source.read(place)
-        content_hash = hashlib.blake2b(data if isinstance(data, bytes) else data.data, digest_size=16).hexdigest()
+        content_hash = hash_of(data)
         image, mode = decode_with_mode(data)
         near_empty = is_near_empty(image)
         return Examined(num_bytes, modified, image.width, image.height, mode, near_empty, content_hash)
@@ -64,17 +65,16 @@ def _examined(
     source: Source, places: np.ndarray, num_workers: int, progress: Progress | None
 ) -> Iterator[pa.RecordBatch]:
     """Batches of (key, what is known), in the order of the places."""
-    calls = [places[start : start + IMAGES_PER_CALL] for start in range(0, len(places), IMAGES_PER_CALL)]
-    processes = source.shareable and num_workers > 1 and len(places) > MANY
-    found = in_order(partial(examine, source), calls, num_workers, 4 * num_workers, processes)
+    found, _ = in_calls(partial(examine, source), places, num_workers, source.shareable)
     rows = (row for rows in found for row in rows)
-    waiting, start = [], 0
+    waiting, start, last = [], 0, time.monotonic()
     for row in progress(rows, len(places), "indexing") if progress else rows:
         waiting.append(row)
-        if len(waiting) == ROWS_PER_BATCH or start + len(waiting) == len(places):
+        is_due = len(waiting) == ROWS_PER_BATCH or time.monotonic() - last > BATCH_SECONDS
+        if is_due or start + len(waiting) == len(places):
             keys = source.keys.take(places[start : start + len(waiting)]).arrow.combine_chunks()
             yield pa.record_batch([keys, *zip(*waiting)], schema=EXAMINED)
-            start += len(waiting)
+            start, last = start + len(waiting), time.monotonic()
             waiting = []
 
 
@@ -88,6 +88,8 @@ class Changes:
     """[new or changed images] that can be read; their rows must be written"""
     num_removed: int
     num_renamed: int
+    nothing_stayed: bool
+    """the list had images, and none of them is here, under whatever name"""
 
     def __str__(self) -> str:
         return f"{len(self.new_ids):,} new or changed, {self.num_removed:,} removed, {self.num_renamed:,} renamed"
@@ -135,10 +137,11 @@ def update_manifest(
     was_visited = np.zeros(len(place_of), dtype=bool)
     was_visited[: len(old)] = old.readable & ~is_new[: len(old)]
     manifest = Manifest(_table(old, source, place_of, unknown, examined))
-    if duplicates == "merge":
+    if duplicates == "merge" or (duplicates == "report" and old.copies.any()):  # what was merged stays merged
         manifest = Manifest(_merged(manifest.table, was_visited))
     new_ids = np.flatnonzero(manifest.readable & ~was_visited)
-    return Changes(manifest, new_ids, int(gone.sum()), num_renamed)
+    num_before = int((~old.removed).sum())
+    return Changes(manifest, new_ids, int(gone.sum()), num_renamed, 0 < num_before == int(gone.sum()))
 
 
 def index(
@@ -146,11 +149,11 @@ def index(
 ) -> Changes:
     """Write the list, or bring the one that is there up to date. An interrupted attempt is not lost."""
     old = Manifest.load(out) if out.exists() else Manifest(SCHEMA.empty_table())
-    if len(old) and not shares_images(old, source):
-        raise ValueError(f"{out} lists other images, none of {source.name}; give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     begun = out.with_name(out.name + ".partial")
     changes = update_manifest(old, source, num_workers, progress, duplicates, begun)
+    if changes.nothing_stayed:
+        raise ValueError(f"{out} lists other images, none of {source.name}; give another --out")
     changes.manifest.save(out)
     begun.unlink(missing_ok=True)
     return changes
@@ -242,12 +245,15 @@ def _recognize(old: Manifest, unknown: np.ndarray, row_of: np.ndarray, examined:
     equal = (then.take(pa.array(rows)).to_numpy() == now[touched]) & (now[touched] != "")
     place_of[rows[equal]] = unknown[touched[equal]]
     gone = np.flatnonzero((place_of < 0) & ~old.removed)
-    row_with = {text: row for row, text in zip(gone, then.take(pa.array(gone)).to_pylist()) if text}
+    gone = gone[np.argsort(~old.readable[gone], kind="stable")]  # of copies, the one that has a trained row first
+    rows_with: dict[str, deque[int]] = {}
+    for row, text in zip(gone, then.take(pa.array(gone)).to_pylist()):
+        rows_with.setdefault(text, deque()).append(row)
+    rows_with.pop("", None)
     num_renamed = 0
     for place, text in zip(np.delete(unknown, touched[equal]), np.delete(now, touched[equal])):
-        row = row_with.pop(text, None)
-        if row is not None:
-            place_of[row] = place
+        if rows_with.get(text):
+            place_of[rows_with[text].popleft()] = place
             num_renamed += 1
     return num_renamed
 

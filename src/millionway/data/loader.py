@@ -20,7 +20,7 @@ from millionway.data.images import UnreadableImage, check_size, decode, pixels_o
 from millionway.data.manifest import Manifest
 from millionway.data.sources import Source
 from millionway.data.views import ViewParameters
-from millionway.data.workers import IMAGES_PER_CALL, MANY, Workers, in_order
+from millionway.data.workers import Workers, by_processes, in_calls, in_order
 
 log = logging.getLogger("millionway")
 
@@ -117,7 +117,7 @@ class FileStore:
         self.max_failed = max_failed
         self.sizes = np.stack([manifest.column("height"), manifest.column("width")], axis=1).astype(np.int64)
         self.heights, self.widths = torch.from_numpy(self.sizes).unbind(dim=1)
-        self.takes_cores = source.shareable
+        self.takes_cores = self.shareable = source.shareable
         self.failed: dict[int, str] = {}
         self.trouble = ""
         # Memory that processes share with this one. The first space is never handed out.
@@ -127,7 +127,7 @@ class FileStore:
 
     @cached_property
     def workers(self) -> Workers["Cuts", list[tuple[int, str]]]:
-        processes = self.source.shareable and self.num_workers > 1 and len(self.source) > MANY
+        processes = by_processes(self.shareable, self.num_workers, len(self.source))
         return Workers(self._cut, self.num_workers, processes)
 
     def crops(self, instance_ids: Tensor, boxes: list[Tensor], size: int) -> tuple[Tensor, Tensor]:
@@ -266,9 +266,7 @@ def open_store(
         return FileStore(source, manifest, num_threads, max_failed)
     pixels = torch.zeros(len(manifest), 3, height, width, dtype=torch.uint8)
 
-    calls = [ids[start : start + IMAGES_PER_CALL] for start in range(0, len(ids), IMAGES_PER_CALL)]
-    processes = source.shareable and num_threads > 1 and len(ids) > MANY
-    loaded = in_order(partial(_load, source, width, height), calls, num_threads, 4 * num_threads, processes)
+    loaded, calls = in_calls(partial(_load, source, width, height), ids, num_threads, source.shareable)
     for places, found in zip(calls, progress(loaded, len(calls), "reading images") if progress else loaded):
         if found is None:
             return FileStore(source, manifest, num_threads, max_failed)  # which names what fails and goes on

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from millionway.data.arrow_files import pc, read_arrow, write_arrow
+from millionway.data.images import UnreadableImage
 from millionway.data.source import Keys, Labels, Source
 
 SCHEMA = pa.schema(
@@ -31,6 +32,7 @@ SCHEMA = pa.schema(
 )
 
 REMOVED = "removed"  # the problem of an image that is gone; its number waits for another
+NUM_LOOKED_INTO = 32
 COPY = "copy of "  # the problem of an image that has the same bytes as another, after --duplicates merge
 
 
@@ -110,6 +112,11 @@ class Manifest:
         except (OSError, pa.ArrowInvalid) as error:
             raise ValueError(f"{path}: not a manifest ({error}). `millionway index` makes one.") from None
         missing = set(SCHEMA.names) - set(table.schema.names)
+        if missing and (table.schema.metadata or {}).get(b"version") == b"1":
+            raise ValueError(
+                f"{path} was made by an older version. Make it again with `millionway index`; a run goes on as a new "
+                "one with --init-from, and is evaluated with --data"
+            )
         if missing:
             raise ValueError(f"{path}: not a manifest of images: columns {sorted(missing)} are missing")
         return Manifest(table)
@@ -127,11 +134,29 @@ def _bytes_of(column: pa.ChunkedArray) -> Iterator[memoryview]:
     yield from ends
 
 
+def content_hash(source: Source, place: int) -> str:
+    """'' if it cannot be read."""
+    try:
+        data = source.read(place)
+    except UnreadableImage:
+        return ""
+    return hash_of(data)
+
+
+def hash_of(data: bytes | np.ndarray) -> str:
+    return hashlib.blake2b(data if isinstance(data, bytes) else data.data, digest_size=16).hexdigest()
+
+
 def difference(manifest: Manifest, source: Source) -> str:
     """'' if the source still holds the manifest's images, else which came, went or changed, in words."""
     places = source.keys.places_of(manifest.keys)
     then = np.where(manifest.removed, -1, manifest.column("num_bytes"))
     now = np.array([source.status(int(place))[0] if place >= 0 else -1 for place in places])
+    # Images of an array all have the same size, so some are looked into.
+    there = np.flatnonzero(manifest.readable & (now >= 0) & (now == then))
+    for row in there[:: max(1, len(there) // NUM_LOOKED_INTO)]:
+        if content_hash(source, int(places[row])) != manifest.table["content_hash"][int(row)].as_py():
+            now[row] = then[row] + 1
     came = np.setdiff1d(np.arange(len(source)), places[~manifest.removed])
     parts = [
         f"{len(keys):,} {word} ({', '.join(keys[:5])}{', ...' if len(keys) > 5 else ''})"

@@ -15,7 +15,8 @@ from millionway.data.images import UnreadableImage, check_size, decode
 from millionway.data.loader import FileStore
 from millionway.data.manifest import Manifest
 from millionway.data.source import Source
-from millionway.data.workers import IMAGES_PER_CALL, in_order
+from millionway.data.workers import in_calls
+from millionway.files import replacing
 
 log = logging.getLogger("millionway")
 
@@ -32,6 +33,7 @@ class PackedStore(FileStore):
         super().__init__(source, manifest, num_threads, 0.0)
         self.kept_sizes, self.starts = _layout(manifest, side)
         self.pixels = np.memmap(path, np.uint8, "r")
+        self.takes_cores = self.shareable = True  # wherever the images were, the file is here
 
     def _image(self, index: int, shrink_to: int) -> np.ndarray:
         pixels = self.pixels[self.starts[index] : self.starts[index + 1]]
@@ -75,6 +77,7 @@ def _make(
     progress: Callable[[Iterable, int, str], Iterable] | None,
 ) -> None:
     sizes, starts = _layout(manifest, side)
+    path.with_name(path.name + ".tmp").unlink(missing_ok=True)  # of a process that was killed
     num_bytes, free = int(starts[-1]), shutil.disk_usage(path.parent).free
     if num_bytes > 0.95 * free:
         raise ValueError(
@@ -82,23 +85,19 @@ def _make(
             "Set MILLIONWAY_PIXELS to a folder on a larger disk, or go without --cache."
         )
     log.info("--cache: %.1f GB of pixels are kept in %s", num_bytes / 1e9, path)
-    aside = path.with_suffix(".partial")
-    with open(aside, "wb") as file:
-        file.truncate(num_bytes)
-    ids = np.flatnonzero(manifest.readable)
-    calls = [ids[start : start + IMAGES_PER_CALL] for start in range(0, len(ids), IMAGES_PER_CALL)]
-    work = partial(_fill, source, manifest, aside, sizes, starts)
-    results = in_order(work, calls, num_workers, 4 * num_workers, processes=source.shareable and num_workers > 1)
-    failed: list[str] = []
-    for more in progress(results, len(calls), "keeping decoded images") if progress else results:
-        failed += more
-    if failed:
-        aside.unlink()
-        raise ValueError(
-            f"--cache: {len(failed)} images could be read when they were indexed and cannot now: "
-            f"{'; '.join(failed[:20])}{'; ...' if len(failed) > 20 else ''}"
-        )
-    os.replace(aside, path)
+    with replacing(path) as aside:
+        with open(aside, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)  # a disk that fills up says so now
+        work = partial(_fill, source, manifest, aside, sizes, starts)
+        results, calls = in_calls(work, np.flatnonzero(manifest.readable), num_workers, source.shareable)
+        failed: list[str] = []
+        for more in progress(results, len(calls), "keeping decoded images") if progress else results:
+            failed += more
+        if failed:
+            raise ValueError(
+                f"--cache: {len(failed)} images could be read when they were indexed and cannot now: "
+                f"{'; '.join(failed[:20])}{'; ...' if len(failed) > 20 else ''}"
+            )
 
 
 def _fill(

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from millionway.data.arrow_files import kept_file, pc, read_arrow, write_arrow
-from millionway.data.folders import read_file
+from millionway.data.folders import read_file, status_of
 from millionway.data.images import EXTENSIONS, UnreadableImage
 from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from
 
@@ -39,9 +39,8 @@ class ShardSource:
         return len(self.keys)
 
     def status(self, index: int) -> tuple[int, int]:
-        try:
-            shard = os.stat(self.shards[self.shard_of[index]])
-        except OSError:
+        shard = status_of(self.shards[self.shard_of[index]])
+        if shard is None:
             return GONE
         size = int(self.sizes[index])
         return (size, shard.st_mtime_ns) if self.offsets[index] + size <= shard.st_size else GONE

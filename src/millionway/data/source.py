@@ -147,6 +147,8 @@ class ArraySource:
     name: str
     pixels: np.ndarray
     labels: Labels | None = None
+    written: int = 0
+    """when its file was, in nanoseconds"""
     keys: Keys = field(init=False)
     shareable: bool = True
 
@@ -157,7 +159,7 @@ class ArraySource:
         return len(self.pixels)
 
     def status(self, index: int) -> tuple[int, int]:
-        return self.pixels[index].nbytes, 0
+        return self.pixels[index].nbytes, self.written
 
     def read(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.pixels[index])

@@ -31,6 +31,8 @@ class TableSource:
     images: pa.ChunkedArray
     keys: Keys
     labels: Labels | None = None
+    written: int = 0
+    """when the newest of its files was, in nanoseconds"""
     shareable: bool = True
 
     def __len__(self) -> int:
@@ -38,7 +40,7 @@ class TableSource:
 
     def status(self, index: int) -> tuple[int, int]:
         value = self.images[index]
-        return (len(value.as_buffer()), 0) if value.is_valid else GONE
+        return (len(value.as_buffer()), self.written) if value.is_valid else GONE
 
     def read(self, index: int) -> bytes:
         value = self.images[index]
@@ -69,7 +71,9 @@ def open_table(name: str, paths: list[Path]) -> Source:
             images += table["image"].chunks
             own = [None] * len(table)
         keys += [f"{path.name}/{row:08d}" + (f"/{Path(text).name}" if text else "") for row, text in enumerate(own)]
-    return TableSource(name, pa.chunked_array(images), Keys(keys), labels)
+    return TableSource(
+        name, pa.chunked_array(images), Keys(keys), labels, max(path.stat().st_mtime_ns for path in paths)
+    )
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

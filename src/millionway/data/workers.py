@@ -1,17 +1,20 @@
 """Work by threads or processes, results in order."""
 
+import inspect
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
 In = TypeVar("In")
@@ -41,12 +44,26 @@ def in_order(
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise RuntimeError(KILLED) from None
+        raise ReaderKilled from None
     finally:
         workers.close()
 
 
-KILLED = "a process that reads images was killed; is there enough memory?"
+def in_calls(
+    work: Callable[[np.ndarray], Out], ids: np.ndarray, num_workers: int, shareable: bool
+) -> tuple[Iterator[Out], list[np.ndarray]]:
+    """(work(some ids) in order, those ids): a call for a few images at a time, by processes if that pays."""
+    calls = [ids[start : start + IMAGES_PER_CALL] for start in range(0, len(ids), IMAGES_PER_CALL)]
+    return in_order(work, calls, num_workers, 4 * num_workers, by_processes(shareable, num_workers, len(ids))), calls
+
+
+def by_processes(shareable: bool, num_workers: int, num_images: int) -> bool:
+    return shareable and num_workers > 1 and num_images > MANY
+
+
+class ReaderKilled(RuntimeError):
+    def __init__(self) -> None:
+        super().__init__("a process that reads images was killed; is there enough memory?")
 
 
 class Workers(Generic[In, Out]):
@@ -60,7 +77,9 @@ class Workers(Generic[In, Out]):
         self.call: Callable[[In], Out]
         if processes and sys.platform == "linux":
             context = multiprocessing.get_context("fork")
-            self.pool = ProcessPoolExecutor(num, context, _begin, (work, os.getpid()))
+            # Whose method it is must be able to go away, and its processes with it.
+            weak = weakref.WeakMethod(work) if inspect.ismethod(work) else lambda: work
+            self.pool = ProcessPoolExecutor(num, context, _begin, (weak, os.getpid()))
             self.call = _call
         else:
             self.pool, self.call = ThreadPoolExecutor(num), work
@@ -73,7 +92,7 @@ class Workers(Generic[In, Out]):
         try:
             return [future.result() for future in [self.begin(item) for item in items]]
         except BrokenProcessPool:
-            raise RuntimeError(KILLED) from None
+            raise ReaderKilled from None
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -82,9 +101,11 @@ class Workers(Generic[In, Out]):
 _work: Callable[[Any], Any] | None = None
 
 
-def _begin(work: Callable, parent: int) -> None:
+def _begin(work: Callable[[], Callable | None], parent: int) -> None:
     global _work  # noqa: PLW0603: what this process is for
-    _work = work
+    _work = work()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not through the parent's progress bar
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)  # its threads did not come along
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from millionway.config import Pretrain
 from millionway.console import track
-from millionway.data.indexing import shares_images, update_manifest
+from millionway.data.indexing import report_oddities, update_manifest
 from millionway.data.manifest import Manifest
 from millionway.data.sources import open_source
 from millionway.parallel.collectives import first_alone, tell_everybody
@@ -50,9 +50,10 @@ def changed_images(config: Pretrain, group: Group, run: Path) -> Before | None:
 def _compare(config: Pretrain, run: Path) -> Before | None:
     old = Manifest.load(run / MANIFEST)
     source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
-    if not shares_images(old, source):
-        raise ValueError(f"--data-changed: none of the run's images is in {config.data}: it is another data set")
     changes = update_manifest(old, source, torch.get_num_threads(), track, config.images.duplicates)
+    if changes.nothing_stayed:
+        raise ValueError(f"--data-changed: none of the run's images is in {config.data}: it is another data set")
+    report_oddities(changes.manifest, config.images.duplicates)
     if changes.manifest.fingerprint == old.fingerprint:
         log.info("--data-changed: the images are the same as before")
         return None

@@ -23,6 +23,7 @@ from millionway.data.loader import FileStore, TooManyUnreadable, plain_batches, 
 from millionway.data.packed import pack
 from millionway.data.sampler import Sampler
 from millionway.data.sources import open_source
+from millionway.data.workers import ReaderKilled
 from millionway.environment import choose_device
 from millionway.evaluation.features import Split, extract, extract_labelled, labelled_split
 from millionway.evaluation.health import health
@@ -198,6 +199,8 @@ class _Run:
                 first_alone(self.group, self._write_neighbors)
             except TooManyUnreadable as error:
                 raise RunStopped(f"{error}. Repair that, then: {self._resume_command()}") from None
+            except ReaderKilled as error:
+                raise RunStopped(f"{error} Go on with: {self._resume_command()}") from None
             except (OSError, RuntimeError, SafetensorError) as error:
                 if checkpoint.is_full_disk(error):
                     raise RunStopped(self._no_space()) from None
@@ -210,6 +213,8 @@ class _Run:
                 if self.metrics is not None:
                     self.metrics.close()
                 self.dataset.store.close()
+                if self.split is not None:
+                    self.split.queries.dataset.store.close()
         log.info("done: %s", self.run / "encoder.safetensors")
         return self.run
 

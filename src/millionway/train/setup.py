@@ -4,7 +4,7 @@ import fcntl
 import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -76,7 +76,11 @@ def sole_user(run: Path) -> Iterator[None]:
             raise ValueError(f"--out {run} is in use: another process is training there") from None
         except OSError:
             log.warning("%s cannot be locked: do not start a second process on it", run)
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # processes that read images may still have it open
 
 
 def run_config(run: Path) -> Pretrain:
