@@ -18,6 +18,7 @@ import torch
 
 COMMAND = [sys.executable, "-m", "millionway"]
 TIMES = {"images_per_second", "peak_memory_bytes", "seconds", "hardest_seconds"}
+TIMES |= {"data_share", "encoder_share", "classifier_share"}
 SETTINGS = ["--epochs", "12", "--batch-size", "20", "--image-size", "16", "--log-every", "1", "--eval-every", "4"]
 SETTINGS += ["--save-every", "4", "--hardest", "5", "--encoder", "narrow-resnet"]
 

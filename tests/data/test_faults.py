@@ -65,7 +65,7 @@ def test_a_killed_parent_leaves_no_worker_behind(photos: Path) -> None:
         "import os, sys, time\n"
         "from millionway.data.workers import in_order\n"
         "def work(item):\n"
-        "    print(os.getpid(), flush=True)\n"
+        "    os.write(1, f'{os.getpid()}\\n'.encode())\n"
         "    time.sleep(600)\n"
         "list(in_order(work, range(2), 2, 2, processes=True))\n"
     )
