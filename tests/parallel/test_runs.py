@@ -140,7 +140,8 @@ def test_a_killed_rank_is_started_again(tmp_path: Path, digit_folder: Path, undi
 def test_three_processes_resume_to_the_same_numbers(tmp_path: Path, digit_folder: Path) -> None:
     """To rounding: DDP sums gradients in buckets, and orders them anew after a start."""
     whole, out = tmp_path / "whole", tmp_path / "cut"
-    steady = ("--lr", "0.0003", "--row-lr", "10")  # so that rounding is not magnified by BN of a few small images
+    # So that rounding is not magnified by BN of a few small images, nor by who is among the hardest of near-equals.
+    steady = ("--lr", "0.0003", "--row-lr", "10", "--smoothing", "0")
     assert pretrain(3, digit_folder, whole, *steady).returncode == 0
     with begun(3, digit_folder, out, *steady) as process:
         os.killpg(process.pid, signal.SIGKILL)
