@@ -19,13 +19,13 @@ import argparse
 import ctypes
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from presets import write_between_marks  # beside this file
+from timing import alternate
 
 from millionway.environment import describe_environment
 from millionway.model import softmax, workers
@@ -117,23 +117,6 @@ def folded(num: int) -> Callable[[], None]:
 def fused(num: int, chunk: int) -> Callable[[], None]:
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
     return autograd(num, lambda x, rows, ids: F.linear_cross_entropy(x / TAU, rows, ids, options=options))
-
-
-def timed(step: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
-
-
-def alternate(sides: dict[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Seconds of each side, in turns, after turns that do not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(repeats + warm_up):
-        for name, step in sides.items():
-            value = timed(step)
-            if turn >= warm_up:
-                seconds[name].append(value)
-    return seconds
 
 
 def steps_at(num: int, repeats: int) -> dict:

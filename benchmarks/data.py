@@ -17,9 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 import kornia.augmentation as kornia
@@ -29,6 +27,7 @@ import torch
 import torchvision.transforms.v2 as v2
 from PIL import Image, ImageFilter
 from presets import write_between_marks
+from timing import alternate
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
@@ -47,18 +46,6 @@ TURNS = 5
 BATCH_SIZE = 256
 AUGMENTATION = {"crop_min": 0.08, "flip": 0.5, "jitter": 1.0, "grayscale": 0.2, "blur": 0.5}
 MANY = 14_000_000
-
-
-def alternate(sides: dict[str, Callable[[], object]], turns: int = TURNS) -> dict[str, list[float]]:
-    """Seconds of each turn; the first turn warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(turns + 1):
-        for name, work in sides.items():
-            started = time.perf_counter()
-            work()
-            if turn:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
 
 
 def all_views(store: MemoryStore | FileStore, num_images: int, size: int, batch_size: int) -> None:
@@ -116,7 +103,8 @@ def small_views(pixels: torch.Tensor) -> dict[str, list[float]]:
             "ours": lambda: all_views(store, len(pixels), size, BATCH_SIZE),
             "torchvision": lambda: deque(loader, maxlen=0),
             "kornia": by_kornia,
-        }
+        },
+        TURNS,
     )
 
 
@@ -146,7 +134,8 @@ def photo_views(folder: Path) -> dict[str, list[float]]:
     assert isinstance(dataset.store, FileStore)
     store = dataset.store
     return alternate(
-        {"ours": lambda: all_views(store, len(images), 224, 64), "torchvision": lambda: deque(loader, maxlen=0)}
+        {"ours": lambda: all_views(store, len(images), 224, 64), "torchvision": lambda: deque(loader, maxlen=0)},
+        TURNS,
     )
 
 
@@ -172,7 +161,7 @@ def indexing(folder: Path) -> dict[str, list[float]]:
         for worker in workers:
             worker.join()
 
-    return alternate({"ours": lambda: build_manifest(source, num_cores()), "bare": bare})
+    return alternate({"ours": lambda: build_manifest(source, num_cores()), "bare": bare}, TURNS)
 
 
 OPEN = """

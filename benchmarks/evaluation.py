@@ -9,7 +9,6 @@ ratios of medians. Accuracy: features of a random encoder on CIFAR-10, against s
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import torch.nn.functional as F
 from presets import write_between_marks
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
+from timing import alternate
 
 from millionway.config import IMAGENET_MEAN, IMAGENET_STD
 from millionway.data.dataset import open_dataset
@@ -32,17 +32,6 @@ from millionway.model.encoder import EncoderSpec, build_encoder
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 TURNS = 5
-
-
-def alternate(sides: dict[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(turns + 1):
-        for name, work in sides.items():
-            started = time.perf_counter()
-            work()
-            if turn:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
 
 
 def random_features(pixels: torch.Tensor) -> torch.Tensor:

@@ -254,7 +254,7 @@ def bench(
     data_root: Path | None = None,
     threads: int | None = None,
 ) -> dict[str, float]:
-    """Images per second of each stage of loading `data`: read, decode, views, and views with --cache."""
+    """Images per second of loading `data`: reading, two views each, and views with --cache."""
     import torch
 
     from millionway.config import Views

@@ -370,7 +370,7 @@ def index(args: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """How fast are my images? Reads, decodes and distorts some of them for a few seconds each."""
+    """How fast are my images? Some are read and made into views, for a few seconds each."""
 
     what: Annotated[Literal["data"], tyro.conf.Positional]
     data: str

@@ -60,11 +60,13 @@ def test_no_readable_image_is_refused(tmp_path) -> None:
 
 def test_difference_says_what_came_and_went(folder) -> None:
     manifest = build_manifest(open_source(str(folder)), 2)
-    assert difference(manifest, open_source(str(folder))) == ""
+    source = open_source(str(folder))
+    assert difference(manifest, source, source.keys.places_of(manifest.keys)) == ""
     (folder / "02.jpg").unlink()
     Image.new("RGB", (9, 9)).save(folder / "new.png")
     (folder / "07.jpg").write_bytes(b"other")
-    words = difference(manifest, open_source(str(folder)))
+    source = open_source(str(folder))
+    words = difference(manifest, source, source.keys.places_of(manifest.keys))
     assert "1 came (new.png)" in words and "1 went (02.jpg)" in words and "1 changed (07.jpg)" in words
 
 

@@ -1,7 +1,6 @@
 """Source, manifest and pixels, opened together and checked before any long work."""
 
 import logging
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millionway.data.indexing import build_manifest, report_oddities, shares_images
+from millionway.data.indexing import build_manifest, report_oddities
 from millionway.data.loader import Store, open_store
 from millionway.data.manifest import Manifest, difference
 from millionway.data.source import Labels, Part, Source
 from millionway.data.sources import has_test_split, open_source
+from millionway.data.workers import Progress
 from millionway.names import Duplicates
 
 log = logging.getLogger("millionway")
@@ -56,7 +56,7 @@ def open_dataset(
     num_threads: int = 2,
     max_unreadable: float = 0.01,
     duplicates: Duplicates = "keep",
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+    progress: Progress | None = None,
 ) -> Dataset:
     """manifest_path: a list made before; the images must still be those, and are not examined again.
 
@@ -65,21 +65,22 @@ def open_dataset(
     source = source or open_source(data, data_root, test, max_images)
     if manifest_path is not None:
         manifest = Manifest.load(manifest_path)
-        if not shares_images(manifest, source):
+        places = source.keys.places_of(manifest.keys)
+        if not (places >= 0).any():
             raise ValueError(f"none of the images of {manifest_path} is in {data}: it is another data set")
         if duplicates == "merge" and manifest.num_duplicates:
             raise ValueError(
                 f"{manifest_path} has {manifest.num_duplicates:,} copies with rows of their own; merge them with "
                 "`millionway index --duplicates merge` and the same --out, or leave out --duplicates merge"
             )
-        changes = difference(manifest, source)
+        changes = difference(manifest, source, places)
         if changes:
             raise ValueError(
                 f"the images of {data} are not those of {manifest_path}: {changes}. Row i belongs to image i, so "
                 "put the images back, or start a new run (its encoder can start from this one with --init-from)."
             )
         if manifest.keys != source.keys:
-            source = Part(source, source.keys.places_of(manifest.keys), manifest.keys, manifest.labels)
+            source = Part(source, places, manifest.keys, manifest.labels)
     else:
         manifest = build_manifest(source, num_threads, progress, duplicates)
         report_oddities(manifest, duplicates)

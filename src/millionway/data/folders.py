@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +14,7 @@ import pyarrow as pa
 
 from millionway.data.arrow_files import pc
 from millionway.data.images import EXTENSIONS, UnreadableImage
-from millionway.data.source import (
-    GONE,
-    NUM_TRIES,
-    WAIT_SECONDS,
-    Keys,
-    Labels,
-    key_of_path,
-    labels_from,
-    read_patiently,
-)
+from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from, patiently, read_patiently
 
 log = logging.getLogger("millionway")
 
@@ -64,14 +54,10 @@ class FileSource:
 
 def status_of(path: str) -> os.stat_result | None:
     """None if it is not there; a disk that fails once is asked again."""
-    for attempt in range(NUM_TRIES):
-        try:
-            return os.stat(path)
-        except OSError as error:
-            if error.errno not in PASSING or attempt == NUM_TRIES - 1:
-                return None
-            time.sleep(WAIT_SECONDS * 2**attempt)
-    raise AssertionError
+    try:
+        return patiently(lambda: os.stat(path), _is_passing)
+    except OSError:
+        return None
 
 
 def read_file(path: str, size: int | None = None, offset: int = 0) -> bytes:
@@ -88,7 +74,11 @@ def read_file(path: str, size: int | None = None, offset: int = 0) -> bytes:
         finally:
             os.close(file)
 
-    return read_patiently(read, lambda error: not isinstance(error, OSError) or error.errno not in PASSING)
+    return read_patiently(read, _is_passing)
+
+
+def _is_passing(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in PASSING
 
 
 def open_folder(root: Path) -> FileSource:
@@ -121,7 +111,7 @@ def _walk(root: Path) -> Iterator[str]:
     seen = set()
 
     def warn(error: OSError) -> None:
-        if error.errno in PASSING:  # its images must not count as gone
+        if _is_passing(error):  # its images must not count as gone
             raise ValueError(f"{error.filename} cannot be listed: {error.strerror}; try again")
         log.warning("passed over: %s: %s", error.filename, error.strerror)
 

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,11 @@ from millionway.data.arrow_files import pc
 from millionway.data.images import UnreadableImage, decode_with_mode, is_near_empty
 from millionway.data.manifest import COPY, REMOVED, SCHEMA, Manifest, hash_of
 from millionway.data.source import Keys, Source
-from millionway.data.workers import in_calls
+from millionway.data.workers import Progress, in_calls
 from millionway.names import Duplicates
 
 log = logging.getLogger("millionway")
 
-Progress = Callable[[Iterable, int, str], Iterable]
 
 ROWS_PER_BATCH, BATCH_SECONDS = 8192, 2.0  # what an interruption may cost
 
@@ -157,10 +156,6 @@ def index(
     changes.manifest.save(out)
     begun.unlink(missing_ok=True)
     return changes
-
-
-def shares_images(manifest: Manifest, source: Source) -> bool:
-    return bool((source.keys.places_of(manifest.keys) >= 0).any())
 
 
 def report_oddities(manifest: Manifest, duplicates: Duplicates) -> None:

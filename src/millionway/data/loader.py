@@ -20,7 +20,7 @@ from millionway.data.images import UnreadableImage, check_size, decode, pixels_o
 from millionway.data.manifest import Manifest
 from millionway.data.sources import Source
 from millionway.data.views import ViewParameters
-from millionway.data.workers import Workers, by_processes, in_calls, in_order
+from millionway.data.workers import Progress, Workers, by_processes, in_calls, in_order
 
 log = logging.getLogger("millionway")
 
@@ -253,7 +253,7 @@ def open_store(
     manifest: Manifest,
     num_threads: int,
     max_failed: float = 0.01,
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+    progress: Progress | None = None,
 ) -> Store:
     """In memory if all images are small and of one size and take at most a quarter of it, else from files."""
     ids = np.flatnonzero(manifest.readable)

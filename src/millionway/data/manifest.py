@@ -147,9 +147,11 @@ def hash_of(data: bytes | np.ndarray) -> str:
     return hashlib.blake2b(data if isinstance(data, bytes) else data.data, digest_size=16).hexdigest()
 
 
-def difference(manifest: Manifest, source: Source) -> str:
-    """'' if the source still holds the manifest's images, else which came, went or changed, in words."""
-    places = source.keys.places_of(manifest.keys)
+def difference(manifest: Manifest, source: Source, places: np.ndarray) -> str:
+    """'' if the source still holds the manifest's images, else which came, went or changed, in words.
+
+    places: [images] where each key of the manifest is in the source, -1 if nowhere.
+    """
     then = np.where(manifest.removed, -1, manifest.column("num_bytes"))
     now = np.array([source.status(int(place))[0] if place >= 0 else -1 for place in places])
     # Images of an array all have the same size, so some are looked into.

@@ -4,7 +4,6 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from millionway.data.images import UnreadableImage, check_size, decode
 from millionway.data.loader import FileStore
 from millionway.data.manifest import Manifest
 from millionway.data.source import Source
-from millionway.data.workers import in_calls
+from millionway.data.workers import Progress, in_calls
 from millionway.files import replacing
 
 log = logging.getLogger("millionway")
@@ -45,7 +44,7 @@ def pack(
     manifest: Manifest,
     image_size: int,
     num_workers: int,
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+    progress: Progress | None = None,
     folder: Path | None = None,
 ) -> PackedStore:
     """Open the file, and make it first if it is not there. Of several processes on a machine one makes it."""
@@ -74,7 +73,7 @@ def _make(
     manifest: Manifest,
     side: int,
     num_workers: int,
-    progress: Callable[[Iterable, int, str], Iterable] | None,
+    progress: Progress | None,
 ) -> None:
     sizes, starts = _layout(manifest, side)
     path.with_name(path.name + ".tmp").unlink(missing_ok=True)  # of a process that was killed

@@ -31,7 +31,7 @@ class RemoteSource:
         return self.sizes[index], 0
 
     def read(self, index: int) -> bytes:
-        return read_patiently(lambda: self._read(index), lambda error: False)
+        return read_patiently(lambda: self._read(index), lambda error: not isinstance(error, UnreadableImage))
 
     def _read(self, index: int) -> bytes:
         try:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,8 @@ import torch
 from millionway import randomness
 from millionway.data.arrow_files import pc
 from millionway.data.images import UnreadableImage
+
+Answer = TypeVar("Answer")
 
 KEYS_PER_CHUNK = 1 << 20
 NUM_TRIES = 3
@@ -120,19 +122,27 @@ def labels_from(texts: Keys, is_test: np.ndarray | None = None) -> Labels | None
     return Labels(Keys(names).places_of(texts), names, is_test)
 
 
-def read_patiently(read: Callable[[], bytes], is_lasting: Callable[[Exception], bool]) -> bytes:
-    """A disk or network that fails once is asked again; what it says at last is raised as UnreadableImage."""
-    for attempt in range(NUM_TRIES):
+def patiently(ask: Callable[[], Answer], is_passing: Callable[[Exception], bool]) -> Answer:
+    """A disk or network that fails once is asked again."""
+    for attempt in range(NUM_TRIES - 1):
         try:
-            return read()
-        except UnreadableImage:
-            raise
+            return ask()
         except Exception as error:  # every file system has errors of its own
-            if attempt == NUM_TRIES - 1 or is_lasting(error):
-                words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                raise UnreadableImage(words or type(error).__name__) from None
+            if not is_passing(error):
+                raise
             time.sleep(WAIT_SECONDS * 2**attempt)
-    raise AssertionError
+    return ask()
+
+
+def read_patiently(read: Callable[[], bytes], is_passing: Callable[[Exception], bool]) -> bytes:
+    """The same for an image; what is said at last is raised as UnreadableImage."""
+    try:
+        return patiently(read, is_passing)
+    except UnreadableImage:
+        raise
+    except Exception as error:
+        words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UnreadableImage(words or type(error).__name__) from None
 
 
 def key_of_path(relative_path: str) -> str:

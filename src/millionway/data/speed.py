@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from millionway.data.dataset import Dataset, open_dataset
 from millionway.data.images import UnreadableImage
 from millionway.data.loader import FileStore, Store, view_batches
 from millionway.data.packed import pack
-from millionway.data.workers import in_order
+from millionway.data.workers import Progress, in_order
 
 NUM_IMAGES = 2048
 BATCH_SIZE = 64
@@ -28,8 +28,7 @@ def measure(
     num_threads: int,
     *,
     data_root: Path | None = None,
-    seconds: float | None = None,
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, float]:
     """Images per second of reading, of two views each, and of those with --cache.
 
@@ -38,17 +37,16 @@ def measure(
     dataset = open_dataset(
         data, data_root, max_images=NUM_IMAGES, num_threads=num_threads, max_unreadable=1.0, progress=progress
     )
-    seconds = seconds or SECONDS
     size = image_size or dataset.small_side() or 224
     views = partial(_views, dataset, image_size=size, device=device, augmentation=augmentation)
     speeds = {}
     if isinstance(dataset.store, FileStore):
-        speeds["read"] = _rate(_read(dataset, num_threads), seconds)
-    speeds["views"] = _rate(views(dataset.store), seconds)
+        speeds["read"] = _rate(_read(dataset, num_threads))
+    speeds["views"] = _rate(views(dataset.store))
     if isinstance(dataset.store, FileStore):
         with tempfile.TemporaryDirectory() as folder, suppress(ValueError):  # where it does not fit, it is left out
             store = pack(dataset.source, dataset.manifest, size, num_threads, progress, Path(folder))
-            speeds["views with --cache"] = _rate(views(store), seconds)
+            speeds["views with --cache"] = _rate(views(store))
             store.close()
     dataset.store.close()
     return speeds
@@ -64,13 +62,13 @@ def advice(speeds: dict[str, float]) -> str:
     return f"{words} Making the views takes most of the time: a smaller --image-size or more --threads help."
 
 
-def _rate(counts: Iterator[int], seconds: float) -> float:
+def _rate(counts: Iterator[int]) -> float:
     """Images per second; the first count warms up."""
     next(counts)
     started, num = time.perf_counter(), 0
     for count in counts:
         num += count
-        if time.perf_counter() - started > seconds:
+        if time.perf_counter() - started > SECONDS:
             break
     return num / (time.perf_counter() - started)
 

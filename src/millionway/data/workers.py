@@ -20,6 +20,9 @@ import torch
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+Progress = Callable[[Iterable, int, str], Iterable]
+"""(items, how many, what is done) -> the items, with a bar"""
+
 MANY = 128  # fewer images are read by threads: processes would take longer to begin
 IMAGES_PER_CALL = 64
 

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from millionway import randomness
 from millionway.data.images import UnreadableImage, decode
-from millionway.data.workers import in_order
+from millionway.data.workers import Progress, in_order
 from millionway.evaluation.boxes import BoxedImage, BoxedSet
-from millionway.evaluation.work import Progress
 from millionway.model.encoder import Encoder
 
 BATCH_SIZE = 16

@@ -1,7 +1,6 @@
 """Features of any images as a file for other programs."""
 
 import json
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pyarrow.parquet
 import torch
 
 from millionway.data.dataset import open_dataset
+from millionway.data.workers import Progress
 from millionway.evaluation.features import extract
 from millionway.files import check_new, replacing, write_whole
 from millionway.model.encoder_file import load_encoder
@@ -24,7 +24,7 @@ def embed(
     max_unreadable: float = 0.01,
     num_threads: int = 2,
     device: torch.device,
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """One row per readable image, in the order of the keys.
 

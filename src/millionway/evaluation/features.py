@@ -1,6 +1,6 @@
 """Images -> features, and the split of labelled images that protocols are scored on."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from millionway import randomness
 from millionway.data.dataset import Dataset
 from millionway.data.loader import plain_batches
 from millionway.data.source import Labels
+from millionway.data.workers import Progress
 
 HELD_OUT = 0.2  # share of each class that asks, where the data has no test split; the rest answers
 BATCH_SIZE = 256
@@ -113,7 +114,7 @@ def extract(
     instance_ids: Tensor,
     image_size: int,
     device: torch.device,
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(features [images, features], instance ids) of the plain views, on the CPU, encoder in eval mode.
 
@@ -134,7 +135,7 @@ def extract_labelled(
     part: Labelled,
     image_size: int,
     device: torch.device,
-    progress: Callable[[Iterable, int, str], Iterable] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(features, labels)"""
     features, ids = extract(encoder, part.dataset, part.instance_ids, image_size, device, progress)

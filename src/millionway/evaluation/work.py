@@ -1,6 +1,5 @@
 """What a protocol is given: an encoder, labelled images, their features, and options."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -8,11 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from millionway.data.workers import Progress
 from millionway.evaluation.feature_cache import FeatureCache
 from millionway.evaluation.features import Labelled, Split, extract_labelled
 from millionway.evaluation.subject import Subject
-
-Progress = Callable[[Iterable, int, str], Iterable]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What the rows know before any training: cosines within and between instances, and retrieval by the rows."""
 
-from collections.abc import Callable, Iterable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,11 +9,10 @@ from millionway.config import Pretrain
 from millionway.data.dataset import Dataset
 from millionway.data.loader import plain_batches, view_batches
 from millionway.data.sampler import Sampler
+from millionway.data.workers import Progress
 from millionway.model.prior import PriorProgress, write_prior
 from millionway.parallel.group import Group
 from millionway.train.setup import build, resolve
-
-Progress = Callable[[Iterable, int, str], Iterable]
 
 
 @torch.no_grad()
