@@ -1,9 +1,13 @@
 """Disks, networks and processes that fail."""
 
+import contextlib
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,6 +33,35 @@ def photos(tmp_path: Path) -> Path:
     for index in range(8):
         Image.fromarray(rng.integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(folder / f"{index}.png")
     return folder
+
+
+def test_what_may_not_be_read_is_named(photos: Path) -> None:
+    """In a child process without root's rights."""
+    closed = photos / "closed"
+    closed.mkdir()
+    (photos / "7.png").rename(closed / "7.png")
+    assert len(build_manifest(open_source(str(photos)), 1).keys) == 8
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folders are for their owner alone
+        open_to_all = Path(shutil.copytree(photos, Path(place) / "photos"))
+        for path, rights in ((place, 0o755), (open_to_all / "2.png", 0), (open_to_all / "closed", 0)):
+            os.chmod(path, rights)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with os.fdopen(writing, "w") as told, contextlib.suppress(BaseException):
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                logging.getLogger("millionway").addHandler(logging.StreamHandler(told))
+                manifest = build_manifest(open_source(str(open_to_all)), 1)
+                print(len(manifest.keys), manifest.problems, file=told)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as told:
+            said = told.read()
+        assert os.waitpid(child, 0)[1] == 0
+        os.chmod(open_to_all / "closed", 0o755)
+    assert f"passed over: {open_to_all / 'closed'}: Permission denied" in said
+    assert "7 {'2.png': 'Permission denied'}" in said
 
 
 @pytest.mark.skipif(not os.path.exists(NO_SUCH_PAGE), reason="needs Linux")
