@@ -23,13 +23,14 @@ import millionway
 from millionway.environment import describe_environment
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = {"encoder": "torchvision/resnet18", "image_size": 224, "detect_size": 240, "batch_size": 4, "lr": 0.02}
+SETTINGS = {"encoder": "torchvision/resnet18", "image_size": 224, "detector": "fpn"}
+SETTINGS |= {"detect_size": 240, "batch_size": 4, "lr": 0.02}
 
 
 def by_hand(folder: Path) -> dict[str, float]:
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(str(folder / "boxes.json"))
-        run = COCOeval(truth, truth.loadRes(str(folder / "detections.json")), "bbox")
+        run = COCOeval(truth, truth.loadRes(str(folder / "detections_0.json")), "bbox")
         run.evaluate()
         run.accumulate()
         run.summarize()

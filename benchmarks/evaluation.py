@@ -68,7 +68,7 @@ def agreement(cifar10: Path) -> dict[str, float]:
         scores[f"knn_{k} of scikit-learn"] = float(model.score(units["test"], labels["test"].numpy()))
     penalty = 1e-4  # of |w|^2 / 2 beside the mean loss
     how = Fit.for_images(len(units["train"]), epochs=1000, weight_decay=penalty)
-    weight, bias = fit(lambda epoch: features["train"], labels["train"], 10, how, 0)
+    weight, bias = fit(lambda epoch: (features["train"], labels["train"]), 10, how, 0)
     scores["linear, converged"] = accuracy(weight, bias, features["test"], labels["test"])
     theirs = LogisticRegression(C=1 / (len(units["train"]) * penalty), max_iter=5000, tol=1e-8)
     theirs.fit(units["train"], labels["train"].numpy())
@@ -93,7 +93,7 @@ def main() -> None:
     reached: dict[str, float] = {}
 
     def ours() -> None:
-        weight, bias = fit(lambda epoch: features, labels, 10, Fit.for_images(len(features)), 0)
+        weight, bias = fit(lambda epoch: (features, labels), 10, Fit.for_images(len(features)), 0)
         reached["ours"] = accuracy(weight, bias, queries, answers)
 
     def theirs() -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -81,7 +82,12 @@ def test_embed(run, digit_folder, tmp_path) -> None:
 def test_export(run, tmp_path, capsys) -> None:
     assert main(["export", "--run", str(run), "--out", str(tmp_path / "e.pt"), "--format", "torch"]) == 0
     snippet = capsys.readouterr().out.split("To load it:\n")[1]
-    exec(snippet, {})
+    loaded: dict[str, Any] = {}
+    exec(snippet, loaded)
+    encoder, images = millionway.load_encoder(run), torch.rand(2, 3, 16, 16)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (encoder.spec.mean, encoder.spec.std))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded["model"].eval()((images - mean) / std), encoder(images))
     state = torch.load(tmp_path / "e.pt", weights_only=True)
     assert set(state) == set(millionway.load_encoder(run).backbone.state_dict())
     assert json.loads((tmp_path / "e.json").read_text())["name"] == "narrow-resnet"

@@ -100,7 +100,7 @@ ALLOWED = {
         *("studies", "train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"),
         *("console", "environment", "names", "intervals"),
     },
-    "reporting": {"reporting", "files", "verdict"},
+    "reporting": {"reporting", "files", "intervals", "verdict"},
     "exporting": {"exporting", "model", "files"},
     "config": {"names"},
     "names": set(),

@@ -179,8 +179,8 @@ class Evaluate:
     """smallest area of a random crop in training, as a share of the image"""
     flip: float = 0.5
     """probability of a mirror image in training"""
-    detector: Literal["fpn", "c4"] = "fpn"
-    """detect: Faster R-CNN with a feature pyramid, or as in MoCo's transfer"""
+    detector: Literal["c4", "fpn"] = "c4"
+    """detect: Faster R-CNN as in MoCo's transfer, or with torchvision's feature pyramid"""
     detect_size: int = 800
     """detect: shorter side of an image; training takes 0.6 to 1 of it"""
     iterations: int = 24_000
@@ -201,15 +201,14 @@ class Evaluate:
 
 def evaluate(args: list[str]) -> None:
     """score an encoder: knn, linear, few-labels, finetune, retrieval, detect, health"""
-    from millionway.reporting.page import shown
+    from millionway.evaluation.results import rows
 
     chosen = _parse(Evaluate, args, "evaluate")
     with _messages():
         numbers = millionway.evaluate(**vars(chosen))
     table = Table("protocol", "", "value")
-    for protocol, values in (numbers if chosen.protocol == "all" else {chosen.protocol: numbers}).items():
-        for name, value in values.items():
-            table.add_row(protocol, name, shown(name, value))
+    for row in rows(numbers if chosen.protocol == "all" else {chosen.protocol: numbers}):
+        table.add_row(*row)
     out.print(table)
     folder = chosen.out or (chosen.run / "evaluation" if chosen.run and chosen.run.is_dir() else None)
     if folder is not None:

@@ -1,8 +1,11 @@
-"""How sure is a mean?"""
+"""How sure is a mean, and how is it shown?"""
 
 import math
 import statistics
 from collections.abc import Sequence
+
+INTERVAL = "half_of_95_percent_interval"  # in files of results
+PLAIN_NUMBERS = ("effective_rank", "alignment", "uniformity", "positive_cosine", "hardest_negative_cosine")
 
 
 def half_interval(values: Sequence[float]) -> float:
@@ -10,3 +13,15 @@ def half_interval(values: Sequence[float]) -> float:
     from scipy.stats import t
 
     return float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def shown(name: str, value: float | str, half: float | None = None) -> str:
+    """A number of a protocol as people read it, with its interval: most are shares."""
+    if isinstance(value, str):
+        return value
+    number = f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
+    if half is None:
+        return number
+    if half == 0:
+        return f"{number} with every seed"
+    return f"{number} ± {half:.2f}" if name in PLAIN_NUMBERS else f"{number} ± {half:.2%}"

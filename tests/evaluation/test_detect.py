@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 import millionway
 from millionway.config import IMAGENET_MEAN, IMAGENET_STD
 from millionway.evaluation.boxes import has_boxes, read_boxes
-from millionway.evaluation.detect import Recipe, _batch, build_detector, ground_truth, score
+from millionway.evaluation.detect import Recipe, _batch, build_detector, ground_truth, read_picture, score
 from millionway.model.encoder import EncoderSpec, build_encoder
 
 RECIPE = Recipe("fpn", 96, 2, 2, 0.01)
@@ -106,15 +107,15 @@ def test_detect_end_to_end_is_what_pycocotools_says(voc: Path, tmp_path: Path) -
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    options = {"detect_size": 96, "iterations": 3, "batch_size": 2, "lr": 0.01}
+    options = {"detector": "fpn", "detect_size": 96, "iterations": 3, "batch_size": 2, "lr": 0.01}
     numbers = millionway.evaluate(
         "detect", encoder="narrow-resnet", image_size=96, data=voc, out=tmp_path / "out", **options
     )
     stored = json.loads((tmp_path / "out" / "detect.json").read_text())
     assert stored["numbers"] == numbers and stored["settings"]["classes"] == ["one", "zero"]
     truth = COCO(str(tmp_path / "out" / "detect" / "boxes.json"))
-    assert json.loads((tmp_path / "out" / "detect" / "detections.json").read_text())
-    by_hand = COCOeval(truth, truth.loadRes(str(tmp_path / "out" / "detect" / "detections.json")), "bbox")
+    assert json.loads((tmp_path / "out" / "detect" / "detections_0.json").read_text())
+    by_hand = COCOeval(truth, truth.loadRes(str(tmp_path / "out" / "detect" / "detections_0.json")), "bbox")
     by_hand.evaluate()
     by_hand.accumulate()
     by_hand.summarize()
@@ -130,6 +131,8 @@ BOMB = """<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "
     [
         ("<annotation><size>", "not an annotation in VOC's form"),
         ("<annotation></annotation>", "<size/width> is missing"),
+        ('<?xml version="1.0" encoding="foo-8"?><annotation></annotation>', "not an annotation in VOC's form"),
+        ("<annotation><size><width>inf</width></size></annotation>", "not an annotation in VOC's form"),
         (BOMB, "refused, it declares entities"),
         (annotation(128, 96, [("one", (50, 50, 50, 60))]), "has no area"),
         (annotation(128, 96, [("one", (50, 50, 400, 60))]), "is outside its image of 128 x 96"),
@@ -152,6 +155,49 @@ def test_bad_boxes_can_be_left_out(voc: Path, tmp_path: Path) -> None:
         read_boxes(root, "trainval")
 
 
+def test_a_box_on_the_rim_without_area_inside_is_refused(voc: Path, tmp_path: Path) -> None:
+    shutil.copytree(voc / "JPEGImages", tmp_path / "images")
+    truth = ground_truth(read_boxes(voc, "test"))
+    truth["annotations"][0]["bbox"] = [128.2, 10, 0.7, 10]
+    (tmp_path / "set.json").write_text(json.dumps(truth))
+    with pytest.raises(ValueError, match="is outside its image"):
+        read_boxes(tmp_path / "set.json", "")
+
+
+def test_several_places_are_one_set(voc: Path, tmp_path: Path) -> None:
+    other = copy_of(voc, tmp_path)
+    assert len(read_boxes(Path(f"{voc},{other}"), "trainval").images) == 16
+    truth = ground_truth(read_boxes(voc, "test"))
+    shutil.copytree(voc / "JPEGImages", tmp_path / "coco" / "test2017")  # as COCO itself has it
+    (tmp_path / "coco" / "annotations").mkdir()
+    place = tmp_path / "coco" / "annotations" / "instances_test2017.json"
+    place.write_text(json.dumps(truth))
+    assert read_boxes(place, "").images[0].path.parent.name == "test2017"
+
+
+def test_what_cannot_be_scored_is_said_before_training(voc: Path, tmp_path: Path) -> None:
+    root = copy_of(voc, tmp_path)
+    for path in (root / "Annotations").iterdir():
+        path.write_text(path.read_text().replace("</name>", "</name><difficult>1</difficult>"))
+    with pytest.raises(ValueError, match="no box to train on"):
+        millionway.evaluate("detect", encoder="narrow-resnet", image_size=96, data=root)
+    with pytest.raises(ValueError, match="no box to score"):
+        millionway.evaluate("detect", encoder="narrow-resnet", image_size=96, data=voc, test_data=root)
+
+
+def test_boxes_may_be_for_the_pixels_as_they_are_stored(voc: Path, tmp_path: Path) -> None:
+    root = copy_of(voc, tmp_path)
+    path = root / "JPEGImages" / "000.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    with Image.open(path) as image:
+        image.load()
+    image.save(path, exif=exif)
+    boxed = read_boxes(root, "trainval").images[0]
+    assert read_picture(boxed).shape == (3, 96, 128)
+    assert read_picture(replace(boxed, width=96, height=128)).shape == (3, 128, 96)
+
+
 def test_other_bad_input(voc: Path, tmp_path: Path, digit_folder: Path) -> None:
     with pytest.raises(ValueError, match="no split train; there are test, trainval"):
         read_boxes(voc, "train")
@@ -170,5 +216,5 @@ def test_other_bad_input(voc: Path, tmp_path: Path, digit_folder: Path) -> None:
     root = copy_of(voc, tmp_path)
     Image.new("RGB", (60, 60)).save(root / "JPEGImages" / "000.jpg")
     with pytest.raises(ValueError, match="has 60 x 60 pixels, its boxes are for 128 x 96"):
-        options = {"detect_size": 96, "iterations": 8, "batch_size": 8}
+        options = {"detect_size": 96, "iterations": 10**6}  # noticed before the first of them
         millionway.evaluate("detect", encoder="narrow-resnet", image_size=96, data=root, **options)

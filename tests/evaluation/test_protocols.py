@@ -84,6 +84,12 @@ def test_folders_named_train_and_test_are_the_split(tmp_path, digit_folder) -> N
         shutil.copytree(digit_folder, tmp_path / part)
     split = labelled_split(open_dataset(str(tmp_path)), None, 0)
     assert split and len(split.bank.instance_ids) == len(split.queries.instance_ids) == 120
+    shutil.copytree(digit_folder, tmp_path / "val")  # beside a test split it is for choices, so for training here
+    split = labelled_split(open_dataset(str(tmp_path)), None, 0)
+    assert split and len(split.bank.instance_ids) == 240 and len(split.queries.instance_ids) == 120
+    shutil.rmtree(tmp_path / "test")
+    split = labelled_split(open_dataset(str(tmp_path)), None, 0)
+    assert split and len(split.bank.instance_ids) == len(split.queries.instance_ids) == 120
 
 
 def test_health_numbers_mean_what_they_say() -> None:

@@ -18,7 +18,8 @@ from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from,
 
 log = logging.getLogger("millionway")
 
-SPLIT_FOLDERS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 1, "valid": 1, "validation": 1}
+TRAIN_FOLDERS, TEST_FOLDERS = {"train", "training"}, {"test", "testing"}
+VALIDATION_FOLDERS = {"val", "valid", "validation"}
 
 
 # Errors of a disk or a network that may be gone a second later.
@@ -128,11 +129,15 @@ def _walk(root: Path) -> Iterator[str]:
 
 
 def labels_of_folders(keys: Keys) -> Labels | None:
-    """The name of the first folder is the label; below train/ and test/ (or val/) it is the second one."""
+    """The name of the first folder is the label; below train/ and test/ it is the second one.
+
+    val/ stands in for test/; where both are there, it belongs to the training images.
+    """
     first, is_test = _first_folder(keys.arrow), None
     splits = pc.unique(first).to_pylist()
-    if all(name.lower() in SPLIT_FOLDERS for name in splits):
-        tests = [name for name in splits if SPLIT_FOLDERS[name.lower()] == 1]
+    if all(name.lower() in TRAIN_FOLDERS | TEST_FOLDERS | VALIDATION_FOLDERS for name in splits):
+        tests = [name for name in splits if name.lower() in TEST_FOLDERS]
+        tests = tests or [name for name in splits if name.lower() in VALIDATION_FOLDERS]
         is_test = pc.is_in(first, value_set=pa.array(tests, pa.string())).to_numpy()
         if not is_test.any() or is_test.all():
             is_test = None

@@ -25,15 +25,18 @@ class UnreadableImage(ValueError):
     """An image that cannot be decoded, with the reason in words a user can act on."""
 
 
-def decode(data: bytes | np.ndarray, shrink_to: int | None = None) -> Image.Image:
+def decode(data: bytes | np.ndarray, shrink_to: int | None = None, upright: bool = True) -> Image.Image:
     """An RGB image from an encoded file, or from a [height, width] or [height, width, 3] uint8 array.
 
     shrink_to: the caller needs no side shorter than this many pixels, so a JPEG may be decoded at 1/2, 1/4 or 1/8.
+    upright: turned as its EXIF block says.
     """
-    return decode_with_mode(data, shrink_to)[0]
+    return decode_with_mode(data, shrink_to, upright)[0]
 
 
-def decode_with_mode(data: bytes | np.ndarray, shrink_to: int | None = None) -> tuple[Image.Image, str]:
+def decode_with_mode(
+    data: bytes | np.ndarray, shrink_to: int | None = None, upright: bool = True
+) -> tuple[Image.Image, str]:
     """(as decode(), the mode in which it is stored, by Pillow's names: RGB, L, P, RGBA, CMYK, I;16, ...)."""
     if isinstance(data, np.ndarray):
         image = Image.fromarray(data)
@@ -48,7 +51,7 @@ def decode_with_mode(data: bytes | np.ndarray, shrink_to: int | None = None) -> 
                 # Both sides stay at or above shrink_to: draft() never goes below the size asked for.
                 scale = shrink_to / min(image.size)
                 image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
-            return _to_rgb(image), mode
+            return _to_rgb(image, upright), mode
     except Image.DecompressionBombError:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
         raise UnreadableImage(f"too many pixels: more than {limit} million; store a smaller copy") from None
@@ -85,9 +88,9 @@ def is_near_empty(image: Image.Image) -> bool:
     return bool(np.asarray(small, dtype=np.float32).std() < NEAR_EMPTY)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, upright: bool) -> Image.Image:
     image.load()
-    image = _upright(image)
+    image = _upright(image) if upright else image
     if image.mode in ("I;16", "I;16B", "I;16L", "I"):
         # Pillow would clip at 255. 16-bit gray keeps its upper byte.
         image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from millionway.data.images import EXTENSIONS
+
 log = logging.getLogger("millionway")
 
 TOLERANCE = 1.0  # pixels that a box may stand out of the image: rounding, and whether the first pixel is 0 or 1
@@ -40,19 +42,20 @@ def has_boxes(data: Path) -> bool:
 
 
 def read_boxes(data: Path, split: str, names: list[str] | None = None, drop_bad: bool = False) -> BoxedSet:
-    """split: the list below ImageSets/Main; without meaning for a json. names: those of the training set.
+    """data: a folder, a .json, or several with commas between them, as for VOC 2007 and 2012 together.
 
+    split: the list below ImageSets/Main; without meaning for a json. names: those of the training set.
     drop_bad: boxes outside their image or without area are left out and counted, instead of refused.
     """
-    if data.suffix == ".json":
-        raw, found = _coco(data)
-    elif has_boxes(data):
-        raw, found = _voc(data, split)
-    else:
-        raise ValueError(
-            f"--data {data}: no boxes there. Give a folder in VOC layout (JPEGImages, Annotations, ImageSets/Main), "
-            "or a COCO .json beside its images."
-        )
+    raw, found = [], set()
+    for place in [data] if data.exists() else map(Path, str(data).split(",")):
+        if place.suffix != ".json" and not has_boxes(place):
+            raise ValueError(
+                f"--data {place}: no boxes there. Give a folder in VOC layout (JPEGImages, Annotations, "
+                "ImageSets/Main), or a COCO .json beside its images."
+            )
+        images, classes = _coco(place) if place.suffix == ".json" else _voc(place, split)
+        raw, found = raw + images, found | classes
     if names is None:
         names = sorted(found)
     unknown = sorted(found - set(names))
@@ -62,11 +65,12 @@ def read_boxes(data: Path, split: str, names: list[str] | None = None, drop_bad:
     for path, width, height, objects in raw:
         good = []
         for name, box, ignored in objects:
-            problem = _problem(box, width, height)
+            inside = _inside(box, width, height)
+            problem = _problem(box, inside, width, height)
             if problem:
                 bad.append(f"{path.name}: {name} {[round(value, 1) for value in box]} {problem}")
             else:
-                good.append((names.index(name), _inside(box, width, height), ignored))
+                good.append((names.index(name), inside, ignored))
         boxes = torch.tensor([box for _, box, _ in good], dtype=torch.float32).reshape(-1, 4)
         labels = torch.tensor([label for label, _, _ in good], dtype=torch.int64)
         images.append(BoxedImage(path, width, height, boxes, labels, torch.tensor([i for _, _, i in good]).bool()))
@@ -83,20 +87,22 @@ def read_boxes(data: Path, split: str, names: list[str] | None = None, drop_bad:
 
 
 def boxes_fingerprint(*sets: BoxedSet) -> str:
-    """Changes when an image's name or a box changes."""
+    """Changes when an image's name or size in bytes or a box changes."""
     digest = hashlib.blake2b(digest_size=16)
     for boxed in sets:
         digest.update("\0".join(boxed.names).encode())
         for image in boxed.images:
-            digest.update(f"{image.path.name}:{image.boxes.tolist()}:{image.labels.tolist()}".encode())
+            boxes = (image.boxes.tolist(), image.labels.tolist(), image.ignored.tolist())
+            digest.update(f"{image.path.name}:{image.path.stat().st_size}:{boxes}".encode())
     return digest.hexdigest()
 
 
-def _problem(box: list[float], width: int, height: int) -> str:
+def _problem(box: list[float], inside: list[float], width: int, height: int) -> str:
     left, top, right, bottom = box
     if not (right > left and bottom > top):
         return "has no area"
-    if left < -TOLERANCE or top < -TOLERANCE or right > width + TOLERANCE or bottom > height + TOLERANCE:
+    stands_out = left < -TOLERANCE or top < -TOLERANCE or right > width + TOLERANCE or bottom > height + TOLERANCE
+    if stands_out or not (inside[2] > inside[0] and inside[3] > inside[1]):
         return f"is outside its image of {width} x {height}"
     return ""
 
@@ -116,8 +122,10 @@ def _voc(root: Path, split: str) -> tuple[Raw, set[str]]:
         there = ", ".join(sorted(path.stem for path in listing.parent.glob("*.txt"))[:8])
         raise ValueError(f"--data {root}: no split {split}; there are {there}")
     raw, names = [], set()
+    folder = root / "JPEGImages"
+    pictures = {path.stem: path for path in folder.glob("*") if path.suffix.lower() in EXTENSIONS}
     for stem in dict.fromkeys(line.split()[0] for line in listing.read_text().splitlines() if line.strip()):
-        path = next((root / "JPEGImages").glob(f"{stem}.*"), None)
+        path = pictures.get(stem)
         if path is None:
             raise ValueError(f"--data {root}: image {stem} of {listing.name} is missing in JPEGImages")
         width, height, objects = _voc_objects(root / "Annotations" / f"{stem}.xml")
@@ -149,7 +157,7 @@ def _voc_objects(path: Path) -> tuple[int, int, list[tuple[str, list[float], boo
         raise ValueError(f"{path}: {error.strerror}") from None
     except DefusedXmlException as error:
         raise ValueError(f"{path}: refused, it declares entities or the like ({type(error).__name__})") from None
-    except (ElementTree.ParseError, ValueError) as error:
+    except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:  # LookupError: its encoding
         raise ValueError(f"{path}: not an annotation in VOC's form ({error})") from None
 
 
@@ -174,11 +182,12 @@ def _coco(path: Path) -> tuple[Raw, set[str]]:
         raise ValueError(f"--data {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--data {path}: not in COCO's form ({type(error).__name__}: {error})") from None
-    folders = [path.parent, path.parent / "images", path.parent / path.stem, path.parent.parent / "images"]
+    above, name = path.parent.parent, path.stem.removeprefix("instances_")  # COCO's own: annotations/instances_NAME
+    folders = [path.parent, path.parent / "images", path.parent / path.stem, above / "images", above / name, above]
     raw = []
-    for name, width, height, objects in listed:
-        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    for file, width, height, objects in listed:
+        found = next((folder / file for folder in folders if (folder / file).is_file()), None)
         if found is None:
-            raise ValueError(f"--data {path}: image {name} is neither beside it nor in images/")
+            raise ValueError(f"--data {path}: image {file} is neither beside it nor in images/ or {name}/")
         raw.append((found, width, height, objects))
     return raw, set(names.values())

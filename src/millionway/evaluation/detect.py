@@ -1,7 +1,7 @@
 """Detection: Faster R-CNN on the encoder, trained end to end, scored by pycocotools.
 
 fpn: torchvision's, with a feature pyramid. c4: as in MoCo's transfer, regions are cut from the fourth stage and go
-through the fifth. Training is MoCo's: SGD, two drops, several scales, mirror images.
+through the fifth, and a normalization after it. Training is MoCo's: SGD, two drops, several scales, mirror images.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
 WARMUP_STEPS = 100
 DROPS = (0.75, 11 / 12)  # MoCo's 18k and 22k of 24k
-SCALES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of the test size: 480 to 800
+SCALES = tuple(side / 800 for side in range(480, 801, 32))  # of the test size
 REGIONS, SMALL = 512, 400  # regions trained on in an image; a quarter of them if its shorter side is below 400
 MAX_RATIO = 1333 / 800  # of the longer side to the test size
 
@@ -44,6 +44,7 @@ class Recipe:
     iterations: int
     batch_size: int
     lr: float
+    weight_decay: float = WEIGHT_DECAY
 
 
 def build_detector(encoder: Encoder, num_labels: int, recipe: Recipe) -> nn.Module:
@@ -73,7 +74,7 @@ def build_detector(encoder: Encoder, num_labels: int, recipe: Recipe) -> nn.Modu
     stem = [module for name, module in backbone.named_children() if name in ("conv1", "bn1", "relu", "act1", "maxpool")]
     trunk: Any = nn.Sequential(*stem, backbone.layer1, backbone.layer2, backbone.layer3)
     trunk.out_channels = widths[2]
-    head = nn.Sequential(backbone.layer4, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    head = nn.Sequential(backbone.layer4, nn.BatchNorm2d(widths[3]), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return FasterRCNN(
         trunk,
         rpn_anchor_generator=AnchorGenerator(((32, 64, 128, 256, 512),), ((0.5, 1.0, 2.0),)),
@@ -97,7 +98,7 @@ def _stage_widths(backbone: nn.Module) -> list[int]:
 
     hooks = [watch(n) for n in (1, 2, 3, 4)]
     was_training = backbone.training
-    backbone.eval()(torch.zeros(1, 3, 64, 64))
+    backbone.eval()(torch.zeros(1, 3, 64, 64, device=next(backbone.parameters()).device))
     backbone.train(was_training)
     for hook in hooks:
         hook.remove()
@@ -116,7 +117,7 @@ def train(
     images = [image for image in boxed.images if bool((~image.ignored).any())]
     model.to(device).train()
     peak = recipe.lr
-    optimizer = torch.optim.SGD(model.parameters(), peak, MOMENTUM, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.SGD(model.parameters(), peak, MOMENTUM, weight_decay=recipe.weight_decay)
     steps = range(recipe.iterations)
     batches = in_order(lambda step: _batch(images, recipe, seed, step), steps, num_threads, 4)
     tracked = batches if progress is None else progress(batches, recipe.iterations, "training the detector")
@@ -159,10 +160,25 @@ def _batch(
     return pictures, targets, size
 
 
+def check(train_set: BoxedSet, test_set: BoxedSet, num_threads: int, progress: Progress | None) -> None:
+    """What would otherwise come to light after hours of training."""
+    _pycocotools()
+    for boxed, what in ((train_set, "train on"), (test_set, "score")):
+        if all(bool(image.ignored.all()) for image in boxed.images):
+            raise ValueError(f"detect: there is no box to {what}: all are difficult ones or crowds")
+    images = list({image.path: image for boxed in (train_set, test_set) for image in boxed.images}.values())
+    read = in_order(lambda image: read_picture(image) is None, images, num_threads, 4)
+    for _ in read if progress is None else progress(read, len(images), "looking at images"):
+        pass
+
+
 def read_picture(image: BoxedImage) -> Tensor:
     """[3, height, width], 0 to 1."""
     try:
-        picture = decode(image.path.read_bytes())
+        data = image.path.read_bytes()
+        picture = decode(data)
+        if picture.size == (image.height, image.width) != (image.width, image.height):
+            picture = decode(data, upright=False)  # its boxes are for the pixels as they are stored
     except (OSError, UnreadableImage) as error:
         raise ValueError(f"{image.path} cannot be read: {error}") from None
     if picture.size != (image.width, image.height):
@@ -221,11 +237,7 @@ def score(truth: dict[str, Any], found: list[dict[str, Any]]) -> Iterator[tuple[
     if not found:
         yield from (("AP", 0.0), ("AP50", 0.0), ("AP75", 0.0))
         return
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError:
-        raise ValueError("detect needs pycocotools: pip install 'millionway[detection]'") from None
+    COCO, COCOeval = _pycocotools()
     with contextlib.redirect_stdout(io.StringIO()):  # it prints
         coco: Any = COCO()
         coco.dataset = truth
@@ -236,6 +248,15 @@ def score(truth: dict[str, Any], found: list[dict[str, Any]]) -> Iterator[tuple[
         run.summarize()
     for name, value in zip(("AP", "AP50", "AP75"), run.stats):
         yield name, 0.0 if math.isnan(value) else float(value)
+
+
+def _pycocotools() -> tuple[Any, Any]:
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError:
+        raise ValueError("detect needs pycocotools: pip install 'millionway[detection]'") from None
+    return COCO, COCOeval
 
 
 def detect(
@@ -250,7 +271,7 @@ def detect(
     num_threads: int,
     progress: Progress | None,
 ) -> Iterator[tuple[str, float]]:
-    """Train, detect, score. Detections and boxes are written to `out`/detect, so that others can score them again."""
+    """Train, detect, score. `out`/detect gets boxes.json and detections_SEED.json, so that others can score them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.key_of(seed, "detector"))
         model = build_detector(encoder, len(train_set.names), recipe)
@@ -258,6 +279,6 @@ def detect(
     found, truth = find(model, test_set, device, num_threads, progress), ground_truth(test_set)
     if out is not None:
         (out / "detect").mkdir(parents=True, exist_ok=True)
-        (out / "detect" / "detections.json").write_text(json.dumps(found))
+        (out / "detect" / f"detections_{seed}.json").write_text(json.dumps(found))
         (out / "detect" / "boxes.json").write_text(json.dumps(truth))
     yield from score(truth, found)

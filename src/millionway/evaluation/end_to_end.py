@@ -50,6 +50,12 @@ class Classified(nn.Module):
 
 def train(work: Work, part: Labelled, recipe: Recipe, what: str) -> Classified:
     """A trained copy; the encoder that is scored stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.key_of(work.seed, f"dropout {what}"))
+        return _train(work, part, recipe, what)
+
+
+def _train(work: Work, part: Labelled, recipe: Recipe, what: str) -> Classified:
     encoder = work.subject.encoder
     model = Classified(copy.deepcopy(encoder), encoder.feature_dim, work.num_labels, recipe.normalize)
     model = model.to(work.device).train()
@@ -62,8 +68,7 @@ def train(work: Work, part: Labelled, recipe: Recipe, what: str) -> Classified:
         momentum=MOMENTUM,
         weight_decay=recipe.weight_decay,
     )
-    ids, label_of = part.instance_ids, torch.full((int(part.instance_ids.max()) + 1,), -1)
-    label_of[ids] = part.labels
+    ids = part.instance_ids
     steps_per_epoch = max(1, len(ids) // recipe.batch_size)
     num_steps = recipe.epochs * steps_per_epoch
     batches = [
@@ -85,7 +90,7 @@ def train(work: Work, part: Labelled, recipe: Recipe, what: str) -> Classified:
     for step, (images, read_ids) in enumerate(_tracked(views, num_steps, what, work.progress)):
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * 0.5 * (1 + math.cos(math.pi * step / num_steps))
-        loss = F.cross_entropy(model(images).float(), label_of[read_ids.cpu()].to(work.device))
+        loss = F.cross_entropy(model(images).float(), part.labels_of(read_ids.cpu()).to(work.device))
         if not bool(torch.isfinite(loss)):
             raise ValueError(f"{what}: the loss is not finite at step {step + 1}; use a lower --lr")
         optimizer.zero_grad()
@@ -109,10 +114,9 @@ def top_k_accuracy(work: Work, model: Classified, part: Labelled) -> dict[int, f
     """Share of images whose label is among the first k; k = 5 only where there are more labels."""
     size = work.subject.encoder.spec.image_size
     hits, num = {k: 0 for k in (1, 5) if k < work.num_labels}, 0
-    label_of = dict(zip(part.instance_ids.tolist(), part.labels.tolist()))
     for images, ids in plain_batches(part.dataset.store, part.instance_ids, size, EVAL_BATCH, work.device):
         scores = model(images).float().cpu()
-        labels = torch.tensor([label_of[index] for index in ids.tolist()])
+        labels = part.labels_of(ids.cpu())
         num += len(labels)
         for k in hits:
             hits[k] += int((scores.topk(k, dim=1).indices == labels[:, None]).sum())

@@ -25,6 +25,12 @@ class Labelled:
     instance_ids: Tensor
     labels: Tensor
 
+    def labels_of(self, ids: Tensor) -> Tensor:
+        """[ids]; each is one of the images."""
+        label_of = torch.full((int(self.instance_ids.max()) + 1,), -1)
+        label_of[self.instance_ids] = self.labels
+        return label_of[ids]
+
 
 @dataclass(frozen=True)
 class Split:
@@ -49,15 +55,16 @@ def no_labels(what: str, data: str) -> ValueError:
 
 
 def labelled_split(train: Dataset, test: Dataset | None, seed: int, max_images: int | None = None) -> Split | None:
-    """Bank and queries; None if there are no labels. Without a test split a seeded fifth of each class asks."""
+    """Bank and queries; None if one of them is empty. Without a test split a seeded fifth of each class asks."""
     if train.labels is None or (test is not None and test.labels is None):
         return None
     names = train.labels.names
     if test is not None:
         assert test.labels is not None
-        if test.labels.names != names:
+        unknown = sorted(set(test.labels.names) - set(names))
+        if unknown:
             raise ValueError(
-                f"the labels differ: {names[:5]}... in the bank, {test.labels.names[:5]}... in the queries"
+                f"{len(unknown)} classes of the test images have no training image ({', '.join(unknown[:5])})"
             )
         bank, queries = _labelled_ids(train), _labelled_ids(test)
     else:
@@ -65,7 +72,7 @@ def labelled_split(train: Dataset, test: Dataset | None, seed: int, max_images: 
     if not len(bank) or not len(queries):
         return None
     bank, queries = _subset(bank, max_images, seed), _subset(queries, max_images, seed)
-    return Split(_labelled(train, bank), _labelled(test or train, queries), names)
+    return Split(_labelled(train, bank, names), _labelled(test or train, queries, names), names)
 
 
 def _labelled_ids(dataset: Dataset) -> np.ndarray:
@@ -102,9 +109,11 @@ def _subset(ids: np.ndarray, max_images: int | None, seed: int) -> np.ndarray:
     return np.sort(ids[order[:max_images]])
 
 
-def _labelled(dataset: Dataset, ids: np.ndarray) -> Labelled:
+def _labelled(dataset: Dataset, ids: np.ndarray, names: list[str]) -> Labelled:
+    """With places in `names` as labels."""
     assert dataset.labels is not None
-    return Labelled(dataset, torch.from_numpy(ids), torch.from_numpy(dataset.labels.ids[ids]))
+    places = np.array([names.index(name) for name in dataset.labels.names])
+    return Labelled(dataset, torch.from_numpy(ids), torch.from_numpy(places[dataset.labels.ids[ids]]))
 
 
 @torch.no_grad()
@@ -139,4 +148,4 @@ def extract_labelled(
 ) -> tuple[Tensor, Tensor]:
     """(features, labels)"""
     features, ids = extract(encoder, part.dataset, part.instance_ids, image_size, device, progress)
-    return features, part.labels[torch.isin(part.instance_ids, ids)]
+    return features, part.labels_of(ids)

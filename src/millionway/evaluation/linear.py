@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway import randomness
+from millionway.data.workers import Progress
 from millionway.evaluation.features import draw_of_each
 
 BATCH_SIZE = 2048
@@ -49,15 +50,18 @@ def linear(
     test_labels: Int[Tensor, " test"],
     seed: int = 0,
     how: Fit | None = None,
-    features_of_epoch: Callable[[int], Tensor] | None = None,
+    of_epoch: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Top-1 accuracy, and top-5 where there are more than five labels.
 
-    features_of_epoch: other features of the same training images in each epoch, from random views.
+    of_epoch: other (features, labels) to train on in each epoch, as many as `train`: of random views.
     """
     how = how or Fit.for_images(len(train))
     num_labels = int(torch.cat([train_labels, test_labels]).max()) + 1
-    weight, bias = fit(features_of_epoch or (lambda epoch: train), train_labels, num_labels, how, seed)
+    weight, bias = fit(of_epoch or (lambda epoch: (train, train_labels)), num_labels, how, seed, progress)
+    if not bool(weight.isfinite().all()):
+        raise ValueError(f"linear: the weights grew beyond all numbers at --lr {how.lr:g}; use a lower one")
     for k in (1, 5):
         if k < num_labels:
             yield f"linear_top{k}", accuracy(weight, bias, test, test_labels, k)
@@ -68,35 +72,43 @@ def accuracy(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, k: 
     return float((scores.topk(k, dim=1).indices == labels[:, None]).any(dim=1).float().mean())
 
 
-def choose_lr(features: Tensor, labels: Tensor, how: Fit, seed: int) -> tuple[float, dict[str, float]]:
+def choose_lr(
+    features: Tensor, labels: Tensor, how: Fit, seed: int, progress: Progress | None = None
+) -> tuple[float, dict[str, float]]:
     """(learning rate, accuracies by learning rate) on a held-out tenth of the training images."""
     key = randomness.key_of(seed, "linear sweep")
     held_out = draw_of_each(labels, torch.arange(len(labels)), key, lambda label, num: round(HELD_OUT * num))
     if not bool(held_out.any()) or bool(held_out.all()):
-        raise ValueError("--sweep needs at least five images of a class")
+        raise ValueError("--sweep needs at least six images of a class")
     num_labels, reached = int(labels.max()) + 1, {}
-    inside = features[~held_out]
+    inside = features[~held_out], labels[~held_out]
     for factor in SWEEP:
-        one = replace(how, lr=factor * how.lr, batch_size=min(how.batch_size, len(inside)))
-        weight, bias = fit(lambda epoch: inside, labels[~held_out], num_labels, one, seed)
-        reached[one.lr] = accuracy(weight, bias, features[held_out], labels[held_out])
+        one = replace(how, lr=factor * how.lr, batch_size=min(how.batch_size, len(inside[0])))
+        weight, bias = fit(lambda epoch: inside, num_labels, one, seed, progress)
+        finite = bool(weight.isfinite().all())
+        reached[one.lr] = accuracy(weight, bias, features[held_out], labels[held_out]) if finite else 0.0
     best = max(reached, key=lambda lr: reached[lr])
     return best, {f"{lr:g}": value for lr, value in reached.items()}
 
 
 @torch.no_grad()
 def fit(
-    features_of_epoch: Callable[[int], Tensor], labels: Tensor, num_labels: int, how: Fit, seed: int
+    of_epoch: Callable[[int], tuple[Tensor, Tensor]],
+    num_labels: int,
+    how: Fit,
+    seed: int,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(weight [labels, features], bias [labels]). The gradient of softmax regression is written out: it is faster."""
+    features, labels = of_epoch(0)
     steps_per_epoch = len(labels) // how.batch_size
-    features = features_of_epoch(0)
     unit = F.normalize(features)
     weight, bias = unit.new_zeros(num_labels, unit.shape[1]), unit.new_zeros(num_labels)
     weight_momentum, bias_momentum = torch.zeros_like(weight), torch.zeros_like(bias)
-    targets = F.one_hot(labels, num_labels).to(unit.dtype)
-    for epoch in range(how.epochs):
-        now = features if epoch == 0 else features_of_epoch(epoch)
+    minus_one = unit.new_full((how.batch_size, 1), -1.0)
+    epochs = range(how.epochs)
+    for epoch in epochs if progress is None else progress(epochs, how.epochs, "linear classifier"):
+        now, labels = (features, labels) if epoch == 0 else of_epoch(epoch)
         if now is not features:
             features, unit = now, F.normalize(now)
         order = torch.randperm(len(labels), generator=randomness.generator(seed, "linear", epoch))
@@ -106,7 +118,7 @@ def fit(
             chosen = order[step * how.batch_size : (step + 1) * how.batch_size]
             x = torch.index_select(unit, 0, chosen)
             error = torch.addmm(bias, x, weight.T).softmax(dim=1)  # [batch, labels]
-            error.sub_(torch.index_select(targets, 0, chosen)).div_(how.batch_size)
+            error.scatter_add_(1, labels[chosen][:, None], minus_one).div_(how.batch_size)
             # The bias is not penalized, as usual.
             weight_momentum.mul_(MOMENTUM).addmm_(error.T, x).add_(weight, alpha=how.weight_decay)
             bias_momentum.mul_(MOMENTUM).add_(error.sum(dim=0))

@@ -27,12 +27,12 @@ from millionway.evaluation.features import BATCH_SIZE, Split, labelled_split, no
 from millionway.evaluation.few_labels import few_labels
 from millionway.evaluation.finetune import finetune
 from millionway.evaluation.health import alignment, effective_rank, uniformity
-from millionway.evaluation.results import write_result
+from millionway.evaluation.results import write_result, write_table
 from millionway.evaluation.retrieval import retrieval
 from millionway.evaluation.subject import Subject
 from millionway.evaluation.work import Options, Progress, Work
 from millionway.files import read_metrics
-from millionway.intervals import half_interval
+from millionway.intervals import INTERVAL, half_interval
 from millionway.model.encoder import Encoder
 from millionway.names import suggest
 from millionway.verdict import verdict
@@ -54,20 +54,22 @@ def _linear(work: Work) -> Iterator[tuple[str, float]]:
         len(features.bank), options.epochs, options.batch_size, options.lr, options.weight_decay
     )
     if options.sweep:
-        lr, reached = linear_protocol.choose_lr(features.bank, features.bank_labels, how, work.seed)
+        lr, reached = linear_protocol.choose_lr(features.bank, features.bank_labels, how, work.seed, work.progress)
         work.used["accuracy_on_held_out_by_lr"] = reached
         how = replace(how, lr=lr)
     work.used.update(vars(how), momentum=linear_protocol.MOMENTUM, augment=options.augment)
     of_epoch = (lambda epoch: _random_view_features(work, epoch)) if options.augment else None
-    yield from linear_protocol.linear(*features, seed=work.seed, how=how, features_of_epoch=of_epoch)
+    yield from linear_protocol.linear(*features, work.seed, how, of_epoch, work.progress)
 
 
-def _random_view_features(work: Work, epoch: int) -> Tensor:
-    """Features of one random crop, perhaps mirrored, of every training image."""
+def _random_view_features(work: Work, epoch: int) -> tuple[Tensor, Tensor]:
+    """(features, labels) of one random crop, perhaps mirrored, of every training image."""
     bank = work.split.bank
     keys = [randomness.key_of(work.seed, "linear view", epoch)]
-    crops = work.options.crops
-    return _encode_views(work.subject.encoder, bank.dataset, bank.instance_ids, keys, work.device, crops)[0]
+    (features,), ids = _encode_views(
+        work.subject.encoder, bank.dataset, bank.instance_ids, keys, work.device, work.options.crops
+    )
+    return features, bank.labels_of(ids)
 
 
 @torch.no_grad()
@@ -78,12 +80,15 @@ def _encode_views(
     keys: list[int],
     device: torch.device,
     augmentation: dict[str, float],
-) -> list[Tensor]:
-    """Features of random views, one tensor for each key, on the CPU."""
+) -> tuple[list[Tensor], Tensor]:
+    """(features of random views, one tensor for each key, instance ids), on the CPU.
+
+    Another image takes the place of one that cannot be read, with its own id.
+    """
     batches = [(keys, ids) for ids in instance_ids.split(BATCH_SIZE)]
     views = view_batches(dataset.store, batches, encoder.spec.image_size, device, **augmentation)
-    parts = [encoder(images).float().cpu().chunk(len(keys)) for images, _ in views]
-    return [torch.cat(each) for each in zip(*parts)]
+    parts = [(encoder(images).float().cpu().chunk(len(keys)), read_ids.cpu()) for images, read_ids in views]
+    return [torch.cat(each) for each in zip(*(features for features, _ in parts))], torch.cat([i for _, i in parts])
 
 
 def _retrieval(work: Work) -> Iterator[tuple[str, float]]:
@@ -129,66 +134,78 @@ def evaluate(
     options.check()
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds must be different numbers, not {' '.join(map(str, seeds))}")
-    subject.encoder.to(device)
     if protocol == "detect" or (protocol == "all" and has_boxes(Path(data))):
         return {"detect": _detect(subject, data, test_data, out, seeds, options, num_threads, device, progress)}
     files: dict[str, Any] = {"num_threads": num_threads, "max_unreadable": max_unreadable, "progress": progress}
     train = open_dataset(data, data_root, manifest, max_images=max_images, **files)
     test = open_test(data, test_data, data_root, **files)
     results = {}
+    shared = {"data": data, "test_data": test_data, **subject.description}
+    shared |= {"data_fingerprint": train.manifest.fingerprint, "num_images": len(train.instance_ids)}
+    if test is not None:
+        shared["test_fingerprint"] = test.manifest.fingerprint
     if protocol in ("health", "all"):
-        started = time.monotonic()
+        started, augmentation = time.monotonic(), _augmentation(subject, options)
         lines = [] if subject.run is None else read_metrics(subject.run / "metrics.jsonl")
         words = {} if subject.run is None else {"verdict": str(verdict(lines))}
-        summary = {"numbers": dict(_health(subject, train, lines, seeds[0], device, options)), **words}
+        last = lines if manifest is not None else []  # numbers of the run's own images
+        numbers = [dict(_health(subject.at(seed), train, last, seed, device, augmentation)) for seed in seeds]
+        settings = {**shared, "views_of_images": HEALTH_IMAGES, "views": augmentation}
+        summary = {**summarize(numbers), **words}
         if out is not None:
-            settings = {"data": data, "encoder": subject.name, "encoder_hash": subject.encoder_hash}
-            settings |= {"data_fingerprint": train.manifest.fingerprint, "num_images": len(train.instance_ids)}
-            write_result(out, "health", summary, settings, [seeds[0]], time.monotonic() - started)
-        results["health"] = {**summary["numbers"], **words}
+            write_result(out, "health", summary, settings, list(seeds), time.monotonic() - started)
+        results["health"] = {**_returned(summary), **words}
     if protocol == "health":
         return results
     for name in PROTOCOLS if protocol == "all" else [protocol]:
-        started, numbers, works = time.monotonic(), [], []
+        started, numbers, used = time.monotonic(), [], []
         try:
             for seed in seeds:
                 split = _split(name, train, test, seed, data)
-                works.append(Work(subject, split, seed, device, options, progress, cache))
-                numbers.append(dict(PROTOCOLS[name](works[-1])))
+                work = Work(subject.at(seed), split, seed, device, options, progress, cache)
+                numbers.append(dict(PROTOCOLS[name](work)))
+                used.append({**work.used, "chance": split.chance, "num_bank": len(split.bank.labels)})
+                used[-1] |= {"num_queries": len(split.queries.labels), "num_labels": work.num_labels}
         except ValueError as error:
             if protocol != "all":
                 raise
             log.warning("%s is left out: %s", name, error)
             continue
-        split, used = works[-1].split, works[-1].used
-        settings = {
-            "data": data,
-            "test_data": test_data,
-            "num_bank": len(split.bank.labels),
-            "num_queries": len(split.queries.labels),
-            "num_labels": len(split.label_names),
-            "chance": split.chance,
-            "image_size": subject.encoder.spec.image_size,
-            "encoder": subject.name,
-            "encoder_hash": subject.encoder_hash,
-            "data_fingerprint": train.manifest.fingerprint,
-            **used,
-        }
         summary = summarize(numbers)
         if out is not None:
+            settings = {**shared, **_in_common(used)}
             write_result(out, name, summary, settings, list(seeds), time.monotonic() - started)
-        results[name] = {**summary["numbers"], "chance": split.chance}
+        results[name] = {**_returned(summary), "chance": statistics.mean(each["chance"] for each in used)}
+    if protocol == "all" and out is not None:
+        write_table(out, results)
     return results
 
 
+def _in_common(used: list[dict[str, Any]]) -> dict[str, Any]:
+    """Settings that all seeds share, and under `settings_per_seed` those that they do not."""
+    common = {name: value for name, value in used[0].items() if all(each.get(name) == value for each in used)}
+    others = [{name: value for name, value in each.items() if name not in common} for each in used]
+    return common | ({"settings_per_seed": others} if any(others) else {})
+
+
+def _returned(summary: dict[str, Any]) -> dict[str, Any]:
+    """Numbers, and with several seeds their intervals."""
+    return {**summary["numbers"], **({INTERVAL: summary[INTERVAL]} if INTERVAL in summary else {})}
+
+
 def _health(
-    subject: Subject, dataset: Dataset, lines: list[dict], seed: int, device: torch.device, options: Options
+    subject: Subject,
+    dataset: Dataset,
+    lines: list[dict],
+    seed: int,
+    device: torch.device,
+    augmentation: dict[str, float],
 ) -> Iterator[tuple[str, float]]:
     """Numbers that need no labels, from two random views of up to 2,048 images; a run's `lines` add its last ones."""
     order = torch.randperm(len(dataset.instance_ids), generator=randomness.generator(seed, "health"))
     ids = dataset.instance_ids[order[:HEALTH_IMAGES]]
     keys = [randomness.key_of(seed, "health", view) for view in (0, 1)]
-    one, other = _encode_views(subject.encoder, dataset, ids, keys, device, _augmentation(subject, options))
+    (one, other), _ = _encode_views(subject.encoder.to(device), dataset, ids, keys, device, augmentation)
     yield "effective_rank", effective_rank(one)
     yield "alignment", alignment(one, other)
     yield "uniformity", uniformity(one)
@@ -223,31 +240,38 @@ def _detect(
     test_set = read_boxes(Path(test_data or data), options.test_split, train_set.names, drop)
     batch_size = options.batch_size or detection.BATCH_SIZE
     lr = options.lr or detection.LR * batch_size / detection.BATCH_SIZE
-    recipe = detection.Recipe(options.detector, options.detect_size, options.iterations, batch_size, lr)
+    decay = detection.WEIGHT_DECAY if options.weight_decay is None else options.weight_decay
+    recipe = detection.Recipe(options.detector, options.detect_size, options.iterations, batch_size, lr, decay)
     how: dict[str, Any] = {"device": device, "num_threads": num_threads, "progress": progress}
+    detection.check(train_set, test_set, num_threads, progress)
     numbers = [
-        dict(detection.detect(subject.encoder, train_set, test_set, recipe, out, seed=seed, **how)) for seed in seeds
+        dict(detection.detect(subject.at(seed).encoder, train_set, test_set, recipe, out, seed=seed, **how))
+        for seed in seeds
     ]
     settings = {
         "data": data,
         "test_data": test_data,
+        **subject.description,
         "splits": [options.train_split, options.test_split],
         "num_train": len(train_set.images),
         "num_test": len(test_set.images),
         "classes": train_set.names,
-        "encoder": subject.name,
-        "encoder_hash": subject.encoder_hash,
         "data_fingerprint": boxes_fingerprint(train_set, test_set),
         **vars(recipe),
     }
     summary = summarize(numbers)
     if out is not None:
         write_result(out, "detect", summary, settings, list(seeds), time.monotonic() - started)
-    return summary["numbers"]
+    return _returned(summary)
 
 
 def _split(protocol: str, train: Dataset, test: Dataset | None, seed: int, data: str) -> Split:
     split = labelled_split(train, test, seed)
+    if split is None and train.labels is not None and (test is None or test.labels is not None):
+        raise ValueError(
+            f"evaluate {protocol}: {data}: a fifth of each class is held out, which needs three images of a class at "
+            "least; or give the images that ask with --test-data"
+        )
     if split is None:
         raise no_labels(f"evaluate {protocol}", data)
     missing = sorted(set(split.queries.labels.tolist()) - set(split.bank.labels.tolist()))
@@ -266,6 +290,6 @@ def summarize(numbers: list[dict[str, float]]) -> dict[str, Any]:
     return {
         "numbers": means,
         "standard_deviation": {name: statistics.stdev(values) for name, values in each.items()},
-        "half_of_95_percent_interval": {name: half_interval(values) for name, values in each.items()},
+        INTERVAL: {name: half_interval(values) for name, values in each.items()},
         "per_seed": numbers,
     }

@@ -1,10 +1,12 @@
 """evaluation/<protocol>.json: numbers with all that led to them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from millionway.files import write_whole
+from millionway.intervals import INTERVAL, shown
 
 
 def write_result(
@@ -22,3 +24,19 @@ def write_result(
     }
     write_whole(path, json.dumps(content, indent=2) + "\n")
     return path
+
+
+def write_table(folder: Path, results: dict[str, dict[str, Any]]) -> None:
+    """all.md: every number of every protocol."""
+    lines = ["| protocol | | value |", "|---|---|---|"]
+    lines += [f"| {protocol} | {name} | {value} |" for protocol, name, value in rows(results)]
+    write_whole(folder / "all.md", "\n".join(lines) + "\n")
+
+
+def rows(results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """(protocol, name, value for people), with the interval where there are several seeds."""
+    for protocol, numbers in results.items():
+        halves = numbers.get(INTERVAL, {})
+        for name, value in numbers.items():
+            if name != INTERVAL:
+                yield protocol, name, shown(name, value, halves.get(name))

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -11,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from millionway.config import IMAGENET_MEAN, IMAGENET_STD
-from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.encoder import PLAIN_RESNETS, Encoder, EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.encoder_file import load_encoder
 
 WRAPPERS = ("state_dict", "model", "model_state", "teacher", "student")
@@ -27,6 +30,22 @@ class Subject:
     encoder_hash: str
     run: Path | None = None
     """the run folder, if it is a run's"""
+    untrained: Callable[[int], Encoder] | None = None
+    """the untrained encoder of a seed, if this is one"""
+
+    def at(self, seed: int) -> "Subject":
+        """This encoder; another untrained one for each seed."""
+        if self.untrained is None:
+            return self
+        encoder = self.untrained(seed).eval()
+        return Subject(self.name, encoder, state_hash(encoder))
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """For the files of results."""
+        spec = self.encoder.spec
+        about = {"encoder": self.name, "encoder_hash": self.encoder_hash, "image_size": spec.image_size}
+        return {**about, "mean": spec.mean, "std": spec.std}
 
 
 def open_subject(run: Path | None, name: str | None, weights: str | None, image_size: int | None, seed: int) -> Subject:
@@ -40,17 +59,42 @@ def open_subject(run: Path | None, name: str | None, weights: str | None, image_
         if weights is not None:
             raise ValueError("--weights belongs to --encoder; a run has its own")
         encoder = load_encoder(run)
+        encoder.spec = replace(encoder.spec, image_size=image_size or encoder.spec.image_size)
         return Subject(str(run), encoder, state_hash(encoder), run if run.is_dir() else None)
     assert name is not None
-    name, size = full_name(name), image_size or 224
-    spec = EncoderSpec(name, choose_stem(name, "auto", size), size, IMAGENET_MEAN, IMAGENET_STD)
-    encoder = build_encoder(spec, seed)
-    if weights == "supervised":
-        _load(encoder, _supervised_weights(name), weights)
-    elif weights not in (None, "random"):
-        _load(encoder, read_weights(Path(weights)), weights)
+    name = full_name(name)
+    size, mean, std = _input_of(name)
+    size = image_size or size
+    if weights in (None, "random"):
+        spec = EncoderSpec(name, choose_stem(name, "auto", size), size, mean, std)
+        encoder = build_encoder(spec, seed).eval()
+        return Subject(
+            f"{name}, random", encoder, state_hash(encoder), untrained=lambda seed: build_encoder(spec, seed)
+        )
+    tensors = _supervised_weights(name) if weights == "supervised" else read_weights(Path(weights))
+    encoder = build_encoder(EncoderSpec(name, _stem_of(tensors, name, size), size, mean, std), seed)
+    _load(encoder, tensors, weights)
     encoder.eval()
-    return Subject(f"{name}, {weights or 'random'}", encoder, state_hash(encoder))
+    return Subject(f"{name}, {weights}", encoder, state_hash(encoder))
+
+
+def _input_of(name: str) -> tuple[int, tuple[float, float, float], tuple[float, float, float]]:
+    """(image size, mean, std) that a library's weights were trained with."""
+    if name.startswith("timm/"):
+        import timm
+
+        known = timm.get_pretrained_cfg(name.removeprefix("timm/"))
+        if known is not None:
+            return known.input_size[-1], known.mean, known.std  # pyright: ignore[reportReturnType]
+    return 224, IMAGENET_MEAN, IMAGENET_STD
+
+
+def _stem_of(tensors: dict[str, Tensor], name: str, image_size: int) -> Literal["standard", "small"]:
+    """A ResNet's weights say which they have: its first convolution is 7 x 7 or 3 x 3."""
+    firsts = [t for key, t in tensors.items() if key.endswith("conv1.weight") and t.ndim == 4 and t.shape[1] == 3]
+    if len(firsts) != 1 or not re.fullmatch(PLAIN_RESNETS, name):
+        return choose_stem(name, "auto", image_size)
+    return "standard" if firsts[0].shape[-1] == 7 else "small"
 
 
 def state_hash(encoder: Encoder) -> str:

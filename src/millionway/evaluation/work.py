@@ -9,7 +9,7 @@ from torch import Tensor
 
 from millionway.data.workers import Progress
 from millionway.evaluation.feature_cache import FeatureCache
-from millionway.evaluation.features import Labelled, Split, extract_labelled
+from millionway.evaluation.features import Labelled, Split, extract
 from millionway.evaluation.subject import Subject
 
 
@@ -27,7 +27,7 @@ class Options:
     per_class: int | None = None
     crop_min: float = 0.08
     flip: float = 0.5
-    detector: str = "fpn"
+    detector: str = "c4"
     detect_size: int = 800
     iterations: int = 24_000
     train_split: str = "trainval"
@@ -44,13 +44,15 @@ class Options:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        if self.weight_decay is not None and not self.weight_decay >= 0:
+            raise ValueError(f"--weight-decay must be at least 0, not {self.weight_decay}")
         if any(not 0 < share <= 1 for share in self.shares):
             raise ValueError(f"--shares are above 0 and at most 1, not {' '.join(map(str, self.shares))}")
         if not 0 < self.crop_min <= 1:
             raise ValueError(f"--crop-min is a share of the image above 0 and up to 1, not {self.crop_min}")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"--flip is a share from 0 to 1, not {self.flip}")
-        for name, known in (("detector", ("fpn", "c4")), ("bad_boxes", ("error", "drop"))):
+        for name, known in (("detector", ("c4", "fpn")), ("bad_boxes", ("error", "drop"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"--{name.replace('_', '-')} is {' or '.join(known)}, not {getattr(self, name)}")
 
@@ -76,6 +78,9 @@ class Work:
     used: dict[str, Any] = field(default_factory=dict)
     """settings as they were used; the protocol fills them in"""
 
+    def __post_init__(self) -> None:
+        self.subject.encoder.to(self.device)
+
     @property
     def num_labels(self) -> int:
         return len(self.split.label_names)
@@ -89,9 +94,12 @@ class Work:
     def _extract(self, part: Labelled) -> tuple[Tensor, Tensor]:
         encoder, size = self.subject.encoder, self.subject.encoder.spec.image_size
 
-        def compute() -> tuple[Tensor, Tensor]:
-            return extract_labelled(encoder, part, size, self.device, self.progress)
+        def compute(ids: Tensor) -> tuple[Tensor, Tensor]:
+            return extract(encoder, part.dataset, ids, size, self.device, self.progress)
 
         if self.cache is None:
-            return compute()
-        return self.cache.get(self.subject.encoder_hash, part, size, compute)
+            features, ids = compute(part.instance_ids)
+        else:
+            fingerprint = part.dataset.manifest.fingerprint
+            features, ids = self.cache.get(self.subject.encoder_hash, fingerprint, size, part.instance_ids, compute)
+        return features, part.labels_of(ids)

@@ -31,6 +31,8 @@ def export(run: Path, out: Path, format: str = "safetensors") -> Path:
         raise ValueError(
             f"--format detectron2 is for ResNets with the standard stem, not {spec.name}, {spec.stem} stem"
         )
+    if format == "detectron2" and out.suffix != ".pkl":
+        raise ValueError(f"--out {out}: detectron2 reads such a file only if its name ends in .pkl")
     check_new(out)
     if format == "torch":
         check_new(out.with_suffix(".json"))
@@ -69,7 +71,10 @@ def how_to_load(spec: EncoderSpec, out: Path, format: str) -> str:
         mean, std = ([round(255 * value, 3) for value in values] for values in (spec.mean, spec.std))
         lines = [f"cfg.MODEL.WEIGHTS = {str(out)!r}", "cfg.INPUT.FORMAT = 'RGB'", f"cfg.MODEL.PIXEL_MEAN = {mean}"]
         lines += [f"cfg.MODEL.PIXEL_STD = {std}", "cfg.MODEL.RESNETS.STRIDE_IN_1X1 = False"]
-        return "\n".join([*lines, f"cfg.MODEL.RESNETS.DEPTH = {name.removeprefix('resnet')}"])
+        depth = int(name.removeprefix("resnet"))
+        lines += [f"cfg.MODEL.RESNETS.DEPTH = {depth}", *(["cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 64"] * (depth < 50))]
+        lines += ["cfg.MODEL.RESNETS.NORM = 'SyncBN'  # its statistics are trained", "cfg.MODEL.BACKBONE.FREEZE_AT = 0"]
+        return "\n".join(lines)
     if format == "safetensors":
         lines, read = ["import safetensors.torch", "import torch"], f"safetensors.torch.load_file({str(out)!r})"
     else:
@@ -79,9 +84,9 @@ def how_to_load(spec: EncoderSpec, out: Path, format: str) -> str:
     elif re.fullmatch(PLAIN_RESNETS, spec.name):
         lines += ["import torchvision", f"model = torchvision.models.{name}()", "model.fc = torch.nn.Identity()"]
     else:
-        lines += ["from millionway.model.encoder import PLAIN_RESNETS, EncoderSpec, build_encoder"]
+        lines += ["from millionway.model.encoder import EncoderSpec, build_encoder"]
         lines += [f"model = build_encoder({spec}).backbone"]
-    if spec.stem == "small" and library:
+    if spec.stem == "small" and (library == "timm" or re.fullmatch(PLAIN_RESNETS, spec.name)):
         lines += ["model.conv1 = torch.nn.Conv2d(3, model.conv1.out_channels, 3, padding=1, bias=False)"]
         lines += ["model.maxpool = torch.nn.Identity()"]
     lines += [f"model.load_state_dict({read}, strict=True)"]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from millionway.files import read_metrics, write_whole
+from millionway.intervals import INTERVAL, shown
 from millionway.reporting.charts import line_chart
 from millionway.verdict import verdict
 
-PLAIN_NUMBERS = ("effective_rank", "alignment", "uniformity", "positive_cosine", "hardest_negative_cosine")
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #f3f4f6; margin: 0; }
 main { max-width: 1010px; margin: 0 auto; padding: 28px 20px 60px; }
@@ -33,13 +33,6 @@ tr:first-child > * { border-top: 0; } td.number { text-align: right; font-varian
 figcaption { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 details { margin-top: 10px; } summary { cursor: pointer; color: #2563eb; }
 """
-
-
-def shown(name: str, value: float | str) -> str:
-    """A number of a protocol as people read it: most are shares."""
-    if isinstance(value, str):
-        return value
-    return f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
 
 
 def write_report(run: Path) -> Path:
@@ -137,9 +130,11 @@ def _results(results: dict[str, dict]) -> str:
         if "num_queries" in about:
             what += f": {about['num_queries']:,} queries, {about['num_bank']:,} labelled images"
         chance = f"{about['chance']:.1%}" if "chance" in about else ""
+        halves = result.get(INTERVAL, {})
         for name, value in result["numbers"].items():
+            number = shown(name, value, halves.get(name))
             rows.append(
-                f"<tr><td>{escape(protocol)}<td>{escape(name)}<td class=number>{shown(name, value)}<td>{escape(what)}"
+                f"<tr><td>{escape(protocol)}<td>{escape(name)}<td class=number>{number}<td>{escape(what)}"
                 f"<td class=number>{chance}</tr>"
             )
     head = "<tr><th>protocol<th>number<th>value<th>scored on<th>chance</tr>"
