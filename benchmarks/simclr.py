@@ -1,7 +1,7 @@
 """SimCLR on the same encoder, head, views, batches and epochs: what instance classification is compared with.
 
     python benchmarks/simclr.py tune --data cifar10/train --test-data cifar10/test      # one seed, some settings
-    python benchmarks/simclr.py run --data cifar10/train --test-data cifar10/test --seeds 1 2 3
+    python benchmarks/simclr.py run --data cifar10/train --test-data cifar10/test       # other seeds, and the table
 
 Its loss (NT-Xent) compares the two views of an image with all other views of the batch. Learning rate and temperature
 are chosen with seed 0 on CIFAR-10, as ours are (`benchmarks/tuning.py`), by k-NN.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from presets import write_between_marks
 
 from millionway import randomness
 from millionway.config import Pretrain, with_settings
@@ -26,11 +27,12 @@ from millionway.evaluation.linear import linear
 from millionway.files import write_whole
 from millionway.parallel.group import Group
 from millionway.presets import preset
+from millionway.studies import tables
 from millionway.train.schedule import learning_rate
 from millionway.train.setup import build, resolve
 
 RESULTS = Path(__file__).parent / "results" / "simclr"
-GRID = [(lr, tau) for tau in (0.2, 0.5) for lr in (0.06, 0.12, 0.24, 0.48)]
+GRID = [(lr, tau) for tau in (0.2, 0.5) for lr in (0.06, 0.12, 0.24)]
 CPU = torch.device("cpu")
 
 
@@ -85,9 +87,32 @@ def _knn(encoder: torch.nn.Module, split: Split, spec) -> dict:
 
 def chosen_values() -> tuple[float, float]:
     """The best of the grid by k-NN."""
-    results = [json.loads(path.read_text()) for path in RESULTS.glob("tune_*.json")]
+    missing = [name for name, _ in tuned() if not (RESULTS / f"{name}.json").exists()]
+    if missing:
+        raise SystemExit(f"run `tune` first: {', '.join(missing)} are missing")
+    results = [json.loads((RESULTS / f"{name}.json").read_text()) for name, _ in tuned()]
     best = max(results, key=lambda result: result["knn_200"])
     return best["lr"], best["temperature"]
+
+
+def tuned() -> list[tuple[str, tuple[float, float]]]:
+    return [(f"tune_lr{lr:g}_t{tau:g}", (lr, tau)) for lr, tau in GRID]
+
+
+def write_table(name: str, seeds: list[int]) -> None:
+    """Beside the runs of `benchmarks/studies.py` with the preset's own settings."""
+    theirs = {seed: json.loads((RESULTS / f"{name}_s{seed}.json").read_text()) for seed in seeds}
+    cells = RESULTS.parent / "studies" / name.removesuffix("-small") / "cells"
+    paths = {seed: cells / f"e10_mlp_batch-bn_k100-a0.2_full_s{seed}.json" for seed in seeds}
+    ours = {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
+    numbers = {"SimCLR": theirs, "instance classification": ours}
+    lr, temperature = chosen_values()
+    lines = [
+        tables.accuracy_table(numbers, {}, "", (1, 2, 5, 10)),
+        tables.difference_table(numbers, [("instance classification", "SimCLR")], (1, 2, 5, 10)),
+        f"SimCLR: learning rate {lr:g}, temperature {temperature:g}, the best of {len(GRID)} after 5 epochs of seed 0.",
+    ]
+    write_between_marks(RESULTS.parent.parent.parent / "docs" / "experiments.md", f"simclr {name}", "\n\n".join(lines))
 
 
 def main() -> None:
@@ -107,7 +132,7 @@ def main() -> None:
     split, few = (labelled_split(dataset, test, 0, most) for most in (None, 5000))
     assert split is not None and few is not None
     if chosen.part == "tune":
-        jobs = [(f"tune_lr{lr:g}_t{tau:g}", 0, 5, lr, tau) for lr, tau in GRID]
+        jobs = [(name, 0, 5, *values) for name, values in tuned()]
     else:
         jobs = [(f"{chosen.preset}_s{seed}", seed, 10, *chosen_values()) for seed in chosen.seeds]
     for name, seed, epochs, lr, temperature in jobs:
@@ -119,6 +144,8 @@ def main() -> None:
         environment = json.loads(describe_environment(CPU))
         write_whole(path, json.dumps({**result, "seed": seed, "environment": environment}, indent=1) + "\n")
         print(name, {key: round(100 * result[key], 1) for key in ("knn_200", "linear_top1")}, flush=True)
+    if chosen.part == "run":
+        write_table(chosen.preset, chosen.seeds)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from presets import write_between_marks
 
 import millionway
 from millionway.console import messages
+from millionway.studies.cells import CellsFailed
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "studies"
@@ -41,24 +42,31 @@ def main() -> None:
         "cifar10": {"data": str(chosen.cifar10 / "train"), "test_data": str(chosen.cifar10 / "test")},
         "fashion-mnist": {"data": "fashion-mnist"},
     }
+    failed = []
     for name, study in PLAN:
         if chosen.only and study not in chosen.only:
             continue
-        with messages():
-            table = millionway.study(
-                study,
-                out=RESULTS / name,
-                preset=f"{name}-small",
-                seeds=SEEDS,
-                epochs=EPOCHS,
-                jobs=chosen.jobs,
-                max_images=IMAGES,
-                eval_images=5000,
-                **data[name],
-            )
+        try:
+            with messages():
+                table = millionway.study(
+                    study,
+                    out=RESULTS / name,
+                    preset=f"{name}-small",
+                    seeds=SEEDS,
+                    epochs=EPOCHS,
+                    jobs=chosen.jobs,
+                    max_images=IMAGES,
+                    eval_images=5000,
+                    **data[name],
+                )
+        except CellsFailed as error:
+            failed.append(f"{study} on {name}: {error}")
+            continue
         path = table.relative_to(ROOT / "benchmarks").with_suffix(".svg")
         text = f"{table.read_text().strip()}\n\n![{study} on {name}](../benchmarks/{path})"
         write_between_marks(ROOT / "docs" / "experiments.md", f"study {study} {name}", text)
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_weights_of_another_run(run, digit_folder, tmp_path, capsys) -> None:
 def test_sampling_heads_and_priors_run(digit_folder, tmp_path) -> None:
     grid = [
         ["--head", "linear", "--prior", "fixed-bn", "--hardest", "5"],
-        ["--head", "none", "--prior", "random"],
+        ["--head", "none", "--prior", "random", "--classes-per-step", "full"],
         ["--classes-per-step", "16", "--smoothing", "0", "--prior", "batch-bn"],
     ]
     for number, extra in enumerate(grid):
@@ -157,6 +157,8 @@ def test_bad_words(capsys, tmp_path, run) -> None:
     args = ("pretrain", "--data", "digits", "--out", tmp_path / "x")
     assert "resnet50" in refused(capsys, *args, "--encoder", "resnet5O")
     assert "--temperature" in refused(capsys, *args, "--temperature", "0")
+    sampled = refused(capsys, *args, "--classes-per-step", "1796", "--smoothing", "0", "--batch-size", "64")
+    assert "--classes-per-step 1796: with the batch's own 64 they are more than there are, 1797" in sampled
     refused(capsys, "pretrain", "--out", tmp_path / "x")
     refused(capsys, *args, "--epohcs", "3")
     assert "no such protocol" in refused(capsys, "evaluate", "nn", "--run", run)

@@ -317,11 +317,13 @@ def study(
     seeds: Sequence[int] = (1, 2, 3),
     epochs: Sequence[int] = (10,),
     jobs: int = 1,
+    cells: Sequence[str] = (),
     **settings: Any,
 ) -> Path:
     """Run one of the paper's ablations on a data set and write NAME.json, NAME.md and NAME.svg into `out`.
 
-    Runs that `out` holds already are not run again. `settings` are those of `pretrain`, for all runs alike.
+    cells: only these rows of its table, by name. Runs that `out` holds already are not run again. `settings` are those
+    of `pretrain`, for all runs alike.
     """
     from millionway.config import with_settings
     from millionway.environment import choose_device
@@ -336,7 +338,8 @@ def study(
     if not str(out):
         raise ValueError("--out is missing: the folder of the study")
     changes = {**settings, "preset": preset}
-    return run_study(name, config, changes, tuple(seeds), tuple(epochs), jobs, choose_device(config.running.device))
+    device = choose_device(config.running.device)
+    return run_study(name, config, changes, tuple(seeds), tuple(epochs), jobs, device, tuple(cells))
 
 
 def load_encoder(path: str | Path) -> Encoder:

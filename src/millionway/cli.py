@@ -438,6 +438,8 @@ class Study:
     """of a run; several for the initialization study, the others take the largest"""
     jobs: int = 1
     """runs at a time; the cores are divided among them"""
+    cells: tuple[str, ...] = ()
+    """only these rows of the study's table, by name"""
     test_data: config.Chosen[str] = None
     """other labelled images that ask; by default the data's test split, or a held-out fifth"""
     max_images: config.Chosen[int] = None
@@ -451,9 +453,12 @@ def study(args: list[str]) -> None:
     chosen = vars(_parse(Study, args, "study"))
     more = dict(_assignment(text) for text in chosen.pop("set"))
     given = {name: chosen.pop(name) for name in ("test_data", "max_images")}
-    more |= {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    twice = sorted(more.keys() & (chosen.keys() | given.keys()))
+    if twice:
+        raise ValueError(f"--set {twice[0]}: use {config.flag(twice[0])}")
     with _messages():
-        table = millionway.study(**chosen, **more)
+        table = millionway.study(**chosen, **given, **more)
     print(table.read_text())
     print(f"written  {table} and .json, .svg beside it")
 

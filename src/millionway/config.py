@@ -8,8 +8,10 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -73,8 +75,12 @@ class Classifier:
     """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
     smoothing: float = 0.2
     """alpha: how much of the label they share; 0 turns it off"""
-    classes_per_step: Chosen[int] = None
-    """compare with this many sampled classes instead of all (for the ablation)"""
+    classes_per_step: Chosen[int | Literal["full"]] = None
+    """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
+
+    @property
+    def sampled(self) -> int | None:
+        return None if self.classes_per_step == "full" else self.classes_per_step
 
 
 @dataclass(frozen=True)
@@ -223,13 +229,14 @@ def check(config: Pretrain) -> None:
         for name, kind in get_type_hints(type(getattr(config, group))).items():
             if get_origin(kind) is Literal and values[name] not in get_args(kind):
                 raise ValueError(f"{flag(name)} is one of {', '.join(get_args(kind))}, not {values[name]}")
+            if not _fits(values[name], kind):
+                raise ValueError(f"{flag(name)} cannot be {values[name]!r}")
     positive = "epochs batch_size lr dim temperature row_norm row_lr num_views image_size threads eval_every save_every"
     for name in [
         *positive.split(),
         "keep",
         "log_every",
         "eval_images",
-        "classes_per_step",
         "micro_batch",
         "timeout",
         "max_images",
@@ -251,8 +258,24 @@ def check(config: Pretrain) -> None:
         raise ValueError(f"--image-size must be at least 8 pixels, not {values['image_size']}")
     if any(value <= 0 for value in values["std"]):
         raise ValueError(f"--std must be positive, not {values['std']}")
-    if values["classes_per_step"] and values["smoothing"] and values["hardest"] != 0:
+    if config.classifier.sampled is not None and config.classifier.sampled < 1:
+        raise ValueError(f"--classes-per-step must be positive, not {config.classifier.sampled}")
+    if config.classifier.sampled and values["smoothing"] and values["hardest"] != 0:
         raise ValueError("--classes-per-step samples classes, so the hardest ones may be missing; add --smoothing 0")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether it is of the type that a setting is declared with."""
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return value in parts
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 def flag(name: str) -> str:
@@ -283,6 +306,12 @@ def resolve(
             f"--batch-size {batch_size} is larger than the data: {num_images} readable images. "
             f"Use --batch-size {num_images} or less."
         )
+    sampled = config.classifier.sampled
+    if sampled and sampled + batch_size > num_images:
+        raise ValueError(
+            f"--classes-per-step {sampled}: with the batch's own {batch_size} they are more than there are, "
+            f"{num_images}; use fewer, more images or a smaller --batch-size"
+        )
     epochs = training.epochs
     warmup = training.warmup_epochs
     hardest = config.classifier.hardest
@@ -297,7 +326,7 @@ def resolve(
         warmup_epochs=warmup if warmup is not None else 1 if epochs <= 10 else 3 if epochs < 100 else 10,
         encoder=config.model.encoder or ("torchvision/resnet50" if has_gpu else "narrow-resnet"),
         image_size=size or image_side or (224 if has_gpu else 64),
-        hardest=hardest if config.classifier.smoothing and not config.classifier.classes_per_step else 0,
+        hardest=hardest if config.classifier.smoothing and not sampled else 0,
         threads=config.running.threads or num_cores,
         eval_every=config.running.eval_every or max(1, math.ceil(epochs / 10)),
     )

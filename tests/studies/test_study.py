@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,18 @@ import pytest
 import torch
 
 import millionway
+from millionway import randomness
 from millionway.cli import main
+from millionway.config import with_settings
+from millionway.data.dataset import open_dataset
+from millionway.data.loader import plain_batches, view_batches
+from millionway.parallel.group import Group
+from millionway.presets import preset
 from millionway.studies import tables
 from millionway.studies.grids import STUDIES, Setting, cell
+from millionway.studies.similarity import prior_similarity
+from millionway.studies.study import _table
+from millionway.train.setup import build, resolve
 
 SMALL = {"max_images": 300, "batch_size": 64, "image_size": 16, "preset": "digits", "seeds": (1,), "epochs": (1,)}
 
@@ -42,7 +52,7 @@ def test_studies_share_runs() -> None:
 def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
     table = millionway.study("components", "digits", tmp_path, jobs=2, **SMALL)
     text = table.read_text()
-    assert all(row in text for row in ("MLP head + prior + smoothing", "prior + smoothing, linear head", "68.2"))
+    assert all(row in text for row in ("MLP head + prior + smoothing", "linear head + prior + smoothing", "68.2"))
     assert (tmp_path / "components.svg").read_text().startswith("<?xml")
     cells = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     assert len(cells) == 4
@@ -61,7 +71,7 @@ def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     arguments = ["study", "instance-vs-semantic", "--preset", "digits", "--out", str(tmp_path), "--seeds", "1"]
-    arguments += ["--epochs", "3", "--set", "batch_size=64", "max_images=640", "threads=1"]
+    arguments += ["--epochs", "3", "--set", "batch_size=64", "max_images=640"]
     process = subprocess.Popen(
         [sys.executable, "-m", "millionway", *arguments], stderr=subprocess.PIPE, start_new_session=True
     )
@@ -100,7 +110,7 @@ def test_cosines_are_those_of_all_pairs() -> None:
     g = torch.Generator().manual_seed(0)
     rows, x = torch.randn(50, 8, generator=g), torch.randn(20, 8, generator=g)
     ids = torch.randperm(50, generator=g)[:20]
-    cosines = _Cosines(rows)
+    cosines = _Cosines(torch.cat([rows, torch.randn(3, 8)]), torch.arange(50))  # the last three are nobody's
     for part in (slice(0, 7), slice(7, 20)):
         cosines.add(x[part], ids[part])
     every = torch.nn.functional.cosine_similarity(x[:, None], rows[None], dim=2)
@@ -136,6 +146,12 @@ def test_what_is_undecided_is_called_so() -> None:
             "must be smaller than the number",
         ),
         (["sampling", "--preset", "digits", "--max-images", "128"], "more than there are, 128"),
+        (["components", "--preset", "digits", "--epochs"], "--epochs must be different"),
+        (["components", "--preset", "digits", "--set", "epochs=3"], "use --epochs"),
+        (["components", "--preset", "digits", "--set", "prior=random"], "the study itself chooses it"),
+        (["components", "--preset", "digits", "--set", "lr=abc"], "--lr cannot be 'abc'"),
+        (["components", "--preset", "digits", "--set", "mean=3"], "--mean cannot be 3"),
+        (["components", "--preset", "digits", "--cells", "MLP heat"], "no such row. Did you mean 'MLP head'"),
     ],
 )
 def test_bad_input_is_named_before_any_training(arguments: list[str], message: str, tmp_path: Path, capsys) -> None:
@@ -147,8 +163,84 @@ def test_bad_input_is_named_before_any_training(arguments: list[str], message: s
 def test_data_without_labels_is_refused(tmp_path: Path, digit_folder: Path, capsys) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text("\n".join(str(path) for path in sorted(digit_folder.rglob("*.png"))))
-    assert main(["study", "components", "--data", str(listed), "--out", str(tmp_path / "out")]) == 2
-    assert "has no labels" in capsys.readouterr().err
+
+    def refused(data: Path, *more: str) -> str:
+        assert main(["study", "components", "--data", str(data), "--out", str(tmp_path / "out"), *more]) == 2
+        assert not (tmp_path / "out").exists()
+        return capsys.readouterr().err
+
+    assert "has no labels" in refused(listed)
+    assert "has no labels" in refused(digit_folder, "--test-data", str(listed))
+    shutil.copytree(digit_folder, tmp_path / "train")
+    shutil.rmtree(tmp_path / "train" / "3")
+    message = refused(tmp_path / "train", "--test-data", str(digit_folder))
+    assert "1 classes of" in message and "have no training image (3)" in message
+
+
+def test_grids_of_few_images_have_no_row_twice() -> None:
+    for study in STUDIES.values():
+        labels = [cell.label for cell in study.cells(Setting(300, (2,)))]
+        assert len(set(labels)) == len(labels)
+
+
+def test_pairs_are_rows_of_their_study() -> None:
+    for study in STUDIES.values():
+        names = [cell.name for cell in study.cells(Setting(10_000, (10,)))]
+        assert {name for pair in study.pairs for name in pair} <= set(names)
+        assert not study.reference or study.reference in names
+
+
+def test_runs_of_different_length_are_compared_with_their_own_kind() -> None:
+    def result(value: float) -> dict:
+        curve = [{"epoch": 1, "knn_200": value, "instance_top1": 0.1}]
+        return {"curve": curve, "knn_200": value, "linear_top1": value}
+
+    cells = STUDIES["initialization"].cells(Setting(10_000, (1, 10)))
+    base = {cell.name: (0.2 if ", 1 epochs" in cell.name else 0.3) for cell in cells}
+    numbers = {
+        name: {seed: result(value + 0.001 * seed + (0.05 if "batch-bn" in name else 0)) for seed in (1, 2, 3)}
+        for name, value in base.items()
+    }
+    table = _table("initialization", cells, numbers, (1, 10))
+    for epochs in (1, 10):
+        (line,) = [
+            line for line in table.splitlines() if line.startswith(f"| batch-bn, {epochs} epochs - random, {epochs} ")
+        ]
+        assert line.count("+5.0 ± 0.0") == 3
+
+
+def test_views_of_fixed_bn_see_its_initial_statistics() -> None:
+    config = with_settings(preset("digits"), max_images=300, batch_size=32, seed=1)
+    dataset, cpu = open_dataset("digits", max_images=300), torch.device("cpu")
+    numbers = prior_similarity(config, dataset, "fixed-bn", cpu, lambda items, total, what: items)
+    resolved = resolve(config, dataset, cpu, Group.current())
+    network = build(resolved, dataset, cpu, Group.current())[0].network.eval()
+    size, views = resolved.images.image_size, resolved.views.augmentation
+    assert size is not None
+    ids = dataset.instance_ids
+    keys = [randomness.key_of(1, "view", 0, 0)]
+    with torch.no_grad():
+        ((plain, order),) = plain_batches(dataset.store, ids, size, 300, cpu)
+        ((random, also),) = view_batches(dataset.store, [(keys, ids)], size, cpu, **views)
+        rows, seen = (torch.nn.functional.normalize(network(images)) for images in (plain, random))
+    assert torch.equal(order, also)
+    assert numbers["intra"] == pytest.approx(float((rows * seen).sum(dim=1).mean()), abs=0.005)  # a batch is filled up
+    assert numbers["intra_training"] != pytest.approx(numbers["intra"], abs=0.02)
+
+
+@pytest.mark.slow
+def test_what_is_finished_is_written_though_a_run_fails(tmp_path: Path) -> None:
+    """Also without a commit, as from a wheel."""
+    millionway.study("components", "digits", tmp_path, cells=["MLP head"], **SMALL)
+    for path in (tmp_path / "cells").iterdir():
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps({**stored, "environment": {**stored["environment"], "commit": None}}))
+    blocked = tmp_path / "runs" / "e1_mlp_running-bn_plain_full_s1"
+    blocked.parent.mkdir(exist_ok=True)
+    blocked.write_text("in the way")
+    with pytest.raises(RuntimeError, match=r"1 of 2 runs failed"):
+        millionway.study("components", "digits", tmp_path, cells=["MLP head", "MLP head + prior"], **SMALL)
+    assert "| MLP head |" in (tmp_path / "components.md").read_text()
 
 
 @pytest.mark.slow

@@ -154,7 +154,8 @@ def run_cell(run: Path, result: Path, settings: dict[str, Any]) -> None:
         shutil.rmtree(run, ignore_errors=True)
         millionway.pretrain(out=run, **settings)
     seed = settings["seed"]
-    scores = {**millionway.evaluate("knn", run, seed=seed), **millionway.evaluate("linear", run, seed=seed)}
+    how = {"seed": seed, "cache": False, "threads": settings.get("threads"), "device": settings.get("device", "auto")}
+    scores = {**millionway.evaluate("knn", run, **how), **millionway.evaluate("linear", run, **how)}
     lines = read_metrics(run / "metrics.jsonl")
     kept = ("epoch", "knn_20", "knn_200", "random_knn_200", "instance_top1", "effective_rank", "loss")
     curve = [{key: line[key] for key in kept if key in line} for line in lines if line["kind"] == "evaluation"]

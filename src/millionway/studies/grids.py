@@ -9,7 +9,6 @@ from millionway.config import Classifier
 PAPER_INSTANCES = 1_281_167
 SAMPLED = (2**10, 2**12, 2**14, 2**16)
 VARIED = {"epochs", "head", "prior", "smoothing", "hardest", "classes_per_step"}
-PRIOR = Classifier().prior  # the one that stands for the prior where kinds are not compared
 PRIORS = ("random", "fixed-bn", "batch-bn", "running-bn")
 
 
@@ -38,6 +37,8 @@ class Setting:
 
     num_images: int
     epochs: tuple[int, ...]
+    prior: str = Classifier().prior
+    """the one that stands for the prior where kinds are not compared"""
 
     @property
     def hardest(self) -> int:
@@ -51,6 +52,8 @@ class Study:
     cells: Callable[[Setting], list[Cell]]
     reference: str = ""
     """the row that others are compared with"""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """rows that are compared, the second is the reference; without them all with `reference`"""
     paper_epochs: str = "200 epochs"
 
 
@@ -64,10 +67,10 @@ def _components(at: Setting) -> list[Cell]:
     smoothed = {"smoothing": 0.2, "hardest": at.hardest}
     epochs = max(at.epochs)
     return [
-        cell("prior + smoothing, linear head", epochs, 58.6, head="linear", prior=PRIOR, **smoothed),
+        cell("linear head + prior + smoothing", epochs, 58.6, head="linear", prior=at.prior, **smoothed),
         cell("MLP head", epochs, 67.3),
-        cell("MLP head + prior", epochs, 67.6, prior=PRIOR),
-        cell("MLP head + prior + smoothing", epochs, 68.2, prior=PRIOR, **smoothed),
+        cell("MLP head + prior", epochs, 67.6, prior=at.prior),
+        cell("MLP head + prior + smoothing", epochs, 68.2, prior=at.prior, **smoothed),
     ]
 
 
@@ -88,7 +91,8 @@ def _sampling(at: Setting) -> list[Cell]:
     epochs = max(at.epochs)
     cells = [
         cell(f"{num} classes (2^{power})", epochs, paper, classes_per_step=num)
-        for num, paper, power in zip(numbers, papers, (10, 12, 14, 16))
+        for num, paper, power, fewer in zip(numbers, papers, (10, 12, 14, 16), (0, *numbers))
+        if num > fewer  # with few images several are one
     ]
     return [*cells, cell("all classes", epochs, 67.3)]
 
@@ -98,9 +102,9 @@ def _smoothing(at: Setting) -> list[Cell]:
 
     def smoothed(hardest: int, alpha: float, paper: float | None = None) -> Cell:
         name = f"K = {hardest}, alpha = {alpha:g}"
-        return cell(name, epochs, paper, prior=PRIOR, hardest=hardest, smoothing=alpha)
+        return cell(name, epochs, paper, prior=at.prior, hardest=hardest, smoothing=alpha)
 
-    cells = [cell("none", epochs, 67.6, prior=PRIOR)]
+    cells = [cell("none", epochs, 67.6, prior=at.prior)]
     cells += [smoothed(k, 0.1, 67.7), smoothed(k, 0.2, 68.2), smoothed(k, 0.3, 67.5)]
     if k >= 2:
         cells.append(smoothed(k // 2, 0.2, 68.0))
@@ -116,11 +120,23 @@ def _instance_vs_semantic(at: Setting) -> list[Cell]:
 
 
 STUDIES: dict[str, Study] = {
-    "components": Study("Which parts of the method help?", _components, reference="MLP head"),
+    "components": Study(
+        "Which parts of the method help?",
+        _components,
+        pairs=(
+            ("MLP head + prior", "MLP head"),
+            ("MLP head + prior + smoothing", "MLP head + prior"),
+            ("MLP head + prior + smoothing", "linear head + prior + smoothing"),
+            ("MLP head + prior + smoothing", "MLP head"),
+        ),
+    ),
     "initialization": Study(
         "Does the contrastive prior help, and which?",
         _initialization,
-        reference="random",
+        pairs=(
+            *((prior, "random") for prior in PRIORS[1:]),
+            *((prior, "fixed-bn") for prior in PRIORS[2:]),
+        ),
         paper_epochs="10 epochs",
     ),
     "sampling": Study("Does the softmax over all classes beat sampled ones?", _sampling, reference="all classes"),

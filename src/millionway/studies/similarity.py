@@ -21,8 +21,9 @@ def prior_similarity(
 ) -> dict[str, float]:
     """Rows by the prior, then one random view of every image through the same untrained network.
 
-    intra: mean cosine of a view with the row of its image. inter: with all other rows. Views see BN as the prior's pass
-    did (fixed-bn: initial statistics; else those of the batch); `_training`: as the first step of training will.
+    intra: mean cosine of a view with the row of its image. inter: with all other rows. fixed-bn: views see BN's initial
+    statistics; running-bn: those that the pass left; else those of their batch. `_training`: as the first step of
+    training will, with those of the batch.
     retrieval: how often the nearest other row is of the same class.
     """
     group = Group.current()
@@ -37,15 +38,17 @@ def prior_similarity(
     write_prior(prior, network, state.classifier, images, 1.0, PriorProgress())
 
     keys = [randomness.key_of(training.seed, "view", 0, 0)]
-    views = view_batches(
-        dataset.store, [(keys, ids) for ids in batches], spec.image_size, device, **config.views.augmentation
-    )
-    in_mode, in_training = _Cosines(state.classifier.weight), _Cosines(state.classifier.weight)
-    for part, ids in progress(views, len(batches), f"{prior}, seed {training.seed}: views"):
-        for cosines, train_mode in ((in_mode, prior != "fixed-bn"), (in_training, True)):
-            network.train(train_mode)
+    numbers = {}
+    # Normalizing with a batch moves the running statistics, so it comes last.
+    for ending, by_batch in (("", prior not in ("fixed-bn", "running-bn")), ("_training", True)):
+        network.train(by_batch)
+        cosines = _Cosines(state.classifier.weight, dataset.instance_ids)
+        views = view_batches(
+            dataset.store, [(keys, ids) for ids in batches], spec.image_size, device, **config.views.augmentation
+        )
+        for part, ids in progress(views, len(batches), f"{prior}, seed {training.seed}: views"):
             cosines.add(network(part).float(), ids)
-    numbers = {**in_mode.means(), **{f"{name}_training": value for name, value in in_training.means().items()}}
+        numbers |= {name + ending: value for name, value in cosines.means().items()}
     if dataset.labels is not None:
         labels = torch.from_numpy(dataset.labels.ids)
         nearest = state.classifier.hardest(1)[:, 0].long().cpu()
@@ -59,16 +62,17 @@ def prior_similarity(
 class _Cosines:
     """Sums of cosines of views with their own row and with all others."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = F.normalize(rows.float())
-        self.total = self.rows.sum(dim=0, dtype=torch.float64)
+    def __init__(self, rows: Tensor, instance_ids: Tensor) -> None:
+        """instance_ids: those that have an image."""
+        self.rows, self.num_rows = F.normalize(rows.float()), len(instance_ids)
+        self.total = self.rows[instance_ids].sum(dim=0, dtype=torch.float64)
         self.intra = self.inter = 0.0
         self.num = 0
 
     def add(self, embeddings: Tensor, ids: Tensor) -> None:
         unit = F.normalize(embeddings)
         own = (unit * self.rows[ids]).sum(dim=1, dtype=torch.float64)
-        others = (unit.double() @ self.total - own) / (len(self.rows) - 1)
+        others = (unit.double() @ self.total - own) / (self.num_rows - 1)
         self.intra += float(own.sum())
         self.inter += float(others.sum())
         self.num += len(unit)

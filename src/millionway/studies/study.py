@@ -22,8 +22,8 @@ from millionway.evaluation.features import no_labels
 from millionway.files import write_whole
 from millionway.names import suggest
 from millionway.studies import tables
-from millionway.studies.cells import Job, run_jobs, short_name
-from millionway.studies.grids import PRIORS, STUDIES, Cell, Setting
+from millionway.studies.cells import CellsFailed, Job, run_jobs, short_name
+from millionway.studies.grids import PRIORS, STUDIES, VARIED, Cell, Setting
 from millionway.studies.similarity import prior_similarity
 
 log = logging.getLogger("millionway")
@@ -39,63 +39,92 @@ def study(
     epochs: tuple[int, ...],
     at_once: int,
     device: torch.device,
+    only: tuple[str, ...] = (),
 ) -> Path:
     """Run a study and return its table. Finished runs in the folder are taken as they are.
 
-    config: what all runs have in common. changes: the same as settings of `millionway.pretrain`.
+    config: what all runs have in common. changes: the same as settings of `millionway.pretrain`. only: rows by name.
     """
     if name not in STUDIES:
         raise ValueError(f"study {name}: no such study. {suggest(name, STUDIES)}")
     out = Path(config.out)
+    _check_numbers(seeds, epochs, at_once)
+    owned = sorted(changes.keys() & (VARIED | {"seed", "threads", "labels"}))
+    if owned:
+        raise ValueError(f"--set {owned[0]}: the study itself chooses it")
     settings.check(config)
     source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
-    cells = STUDIES[name].cells(Setting(len(source), epochs))
-    _check(name, config, cells, source, seeds, epochs, at_once, device)
+    cells = STUDIES[name].cells(_setting(config, len(source), epochs))
+    known = [cell.name for cell in cells]
+    for row in only:
+        if row not in known:
+            raise ValueError(f"--cells {row}: study {name} has no such row. {suggest(row, known)}")
+    cells = [cell for cell in cells if not only or cell.name in only]
+    _check(name, config, cells, source, device)
     out.mkdir(parents=True, exist_ok=True)
     _compare_base(out / "base.json", config)
+    failed = None
     if name == "prior-similarity":
         numbers = _similarities(config, out, source, seeds, device)
         table = tables.similarity_table(numbers)
     else:
         jobs = [Job(cell, seed, out) for cell in cells for seed in seeds]
         with _live(name, cells, seeds, jobs) as show:
-            run_jobs(jobs, changes, at_once, num_cores(), show)
+            try:
+                run_jobs(jobs, changes, at_once, num_cores(), show)
+            except CellsFailed as error:
+                failed = error
         numbers = _numbers(cells, seeds, jobs)
+        if failed is not None and not any(numbers.values()):
+            raise failed
         table = _table(name, cells, numbers, epochs)
-    return _write(name, out, table, numbers, config, len(source))
+    path = _write(name, out, table, numbers, config, len(source))
+    if failed is not None:
+        raise CellsFailed(f"{failed} The others are in {path}.")
+    return path
 
 
-def _check(
-    name: str,
-    config: Pretrain,
-    cells: list[Cell],
-    source: Source,
-    seeds: tuple[int, ...],
-    epochs: tuple[int, ...],
-    at_once: int,
-    device: torch.device,
-) -> None:
-    """Refuse before any training what one of the runs would refuse."""
-    if source.labels is None:
-        raise no_labels(f"study {name}", config.data)
+def _setting(config: Pretrain, num_images: int, epochs: tuple[int, ...]) -> Setting:
+    own = config.classifier.prior
+    return Setting(num_images, epochs) if own == "random" else Setting(num_images, epochs, own)
+
+
+def _check_numbers(seeds: tuple[int, ...], epochs: tuple[int, ...], at_once: int) -> None:
     if at_once < 1:
         raise ValueError(f"--jobs must be positive, not {at_once}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds must be different numbers, not {' '.join(map(str, seeds))}")
     if not epochs or len(set(epochs)) < len(epochs):
         raise ValueError(f"--epochs must be different numbers, not {' '.join(map(str, epochs))}")
+
+
+def _check(name: str, config: Pretrain, cells: list[Cell], source: Source, device: torch.device) -> None:
+    """Refuse before any training what one of the runs would refuse."""
+    if name != "prior-similarity":
+        _check_labels(name, config, source)
     for cell in cells or [Cell("", {})]:
         with_cell = settings.with_settings(config, **cell.settings)
         settings.check(with_cell)
         try:
-            resolved = settings.resolve(with_cell, len(source), None, device.type != "cpu", num_cores())
+            settings.resolve(with_cell, len(source), None, device.type != "cpu", num_cores())
         except ValueError as error:
             raise ValueError(f"study {name}, {cell.name or 'all'}: {error}") from None
-        sampled, batch_size = resolved.classifier.classes_per_step, resolved.training.batch_size or 1
-        if sampled and sampled + batch_size > len(source):
+
+
+def _check_labels(name: str, config: Pretrain, source: Source) -> None:
+    """Of the images, and of those that ask."""
+    if source.labels is None:
+        raise no_labels(f"study {name}", config.data)
+    if config.images.test_data is not None:
+        asks = open_source(config.images.test_data, config.images.data_root)
+        if asks.labels is None:
+            raise no_labels(f"study {name}", config.images.test_data)
+        there = {source.labels.names[label] for label in set(source.labels.ids.tolist()) if label >= 0}
+        missing = sorted(set(asks.labels.names) - there)
+        if missing:
             raise ValueError(
-                f"study {name}, {cell.name}: {sampled} classes beside the batch's {batch_size} are more than there "
-                f"are, {len(source)}; use more images or a smaller --batch-size"
+                f"study {name}: {len(missing)} classes of {config.images.test_data} have no training image "
+                f"({', '.join(missing[:5])})"
             )
 
 
@@ -105,9 +134,11 @@ def _compare_base(path: Path, config: Pretrain) -> None:
     A setting that came later had its default value then.
     """
     here = {name: value for name, value in settings.flat(config).items() if name not in settings.FREE_ON_RESUME}
-    here |= {"data": short_name(config.data), "eval_images": config.running.eval_images}
+    here |= {"data": short_name(config.data), "test_data": short_name(config.images.test_data)}
+    here |= {"eval_images": config.running.eval_images, "init_from": config.init_from}
     text = json.dumps(here, indent=1, default=str)
-    now, then = json.loads(text), json.loads(path.read_text()) if path.exists() else json.loads(text)
+    holds_runs = any((path.parent / part).glob("*") for part in ("cells", "runs"))
+    now, then = json.loads(text), json.loads(path.read_text()) if holds_runs and path.exists() else json.loads(text)
     defaults = json.loads(json.dumps(settings.flat(Pretrain(config.data, config.out)), default=str))
     changed = [
         f"{settings.flag(key)} was {then.get(key, defaults.get(key))}, now {now[key]}"
@@ -131,7 +162,14 @@ def _similarities(
         for seed in seeds:
             path = out / "cells" / f"similarity_{prior}_s{seed}.json"
             if not path.exists():
-                dataset = dataset or open_dataset(config.data, source=source, num_threads=num_cores(), progress=track)
+                dataset = dataset or open_dataset(
+                    config.data,
+                    source=source,
+                    num_threads=num_cores(),
+                    max_unreadable=config.images.max_unreadable,
+                    duplicates=config.images.duplicates,
+                    progress=track,
+                )
                 seeded = settings.with_settings(config, seed=seed)
                 result = prior_similarity(seeded, dataset, prior, device, track)
                 environment = json.loads(describe_environment(device))
@@ -177,20 +215,27 @@ def _table(name: str, cells: list[Cell], numbers: tables.Numbers, epochs: tuple[
     if name == "instance-vs-semantic":
         return tables.correlation_table(numbers)
     papers = {cell.name: cell.paper for cell in cells}
-    along = [epoch for epoch in SHOWN_EPOCHS if epoch < max(epochs)] if name == "initialization" else []
+    along = [epoch for epoch in SHOWN_EPOCHS if epoch <= max(epochs)] if name == "initialization" else []
     study = STUDIES[name]
-    reference = study.reference if study.reference in papers else f"{study.reference}, {max(epochs)} epochs"
-    return tables.accuracy_table(numbers, papers, reference, study.paper_epochs, along)
+    pairs = study.pairs or [(row, study.reference) for row in papers if row != study.reference]
+    endings = [""] if pairs[0][0] in papers else [f", {num} epochs" for num in epochs]
+    pairs = [(row + ending, reference + ending) for ending in endings for row, reference in pairs]
+    return "\n\n".join(
+        [
+            tables.accuracy_table(numbers, papers, study.paper_epochs, along),
+            tables.difference_table(numbers, pairs, along),
+        ]
+    )
 
 
 def _write(name: str, out: Path, table: str, numbers: tables.Numbers, config: Pretrain, num_images: int) -> Path:
     seeds = sorted({seed for results in numbers.values() for seed in results})
-    commits = sorted({r["environment"]["commit"] for results in numbers.values() for r in results.values()})
+    commits = {r["environment"]["commit"] or "unknown" for results in numbers.values() for r in results.values()}
     text = (
         f"**{STUDIES[name].question}** {short_name(config.data)}, {num_images:,} images, encoder "
         f"{config.model.encoder or 'by default'}, seeds {', '.join(map(str, seeds))}. Percent, mean ± standard "
         f"deviation over seeds; differences are paired by seed, ± is the 95 % interval.\n\n{table}\n\n"
-        f"Commits {', '.join(commits)}.\n"
+        f"Commits {', '.join(sorted(commits))}.\n"
     )
     result = {"study": name, "num_images": num_images, "numbers": numbers}
     write_whole(out / f"{name}.json", json.dumps(result, indent=1) + "\n")

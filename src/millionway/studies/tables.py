@@ -1,5 +1,6 @@
 """Numbers of a study -> Markdown and a picture."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ def difference(values: dict[int, float], reference: dict[int, float]) -> str:
     """Mean difference over the seeds both have, with its 95 % interval; one that holds 0 is undecided."""
     seeds = sorted(values.keys() & reference.keys())
     differences = [values[seed] - reference[seed] for seed in seeds]
+    if not differences:
+        return ""
     if len(differences) < 2:
         return "undecided (one seed)"
     mean, half = statistics.mean(differences), half_interval(differences)
@@ -31,33 +34,45 @@ def difference(values: dict[int, float], reference: dict[int, float]) -> str:
     return f"{100 * mean:+.1f} ± {100 * half:.1f}{verdict}"
 
 
-def accuracy_table(
-    numbers: Numbers, papers: dict[str, float | None], reference: str, paper_epochs: str, epochs: Sequence[int]
-) -> str:
-    """k-NN along the run and at the end, linear at the end, and what the paper has."""
-    heads = ["", *(f"k-NN at {epoch}" for epoch in epochs), "k-NN", "against", "linear", "against"]
-    heads = [f"{head} {reference}" if head == "against" else head for head in heads] if reference else heads
-    if not reference:
-        heads = [head for head in heads if head != "against"]
-    heads.append(f"paper (ImageNet, {paper_epochs}, linear)")
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+def accuracy_table(numbers: Numbers, papers: dict[str, float | None], paper_epochs: str, epochs: Sequence[int]) -> str:
+    """k-NN after some epochs and at the end, linear at the end, and what the paper has."""
+    heads = ["", *_heads(epochs), *([f"paper (ImageNet, {paper_epochs}, linear)"] if papers else [])]
+    lines = [_line(heads), _line(["---"] * len(heads))]
     for row, results in numbers.items():
-        if not results:
-            continue
-        cells = [row]
-        for epoch in epochs:
-            along = [point["knn_200"] for r in results.values() for point in r["curve"] if point["epoch"] == epoch]
-            cells.append(mean_and_spread(along) if along else "")
-        for name in ("knn_200", "linear_top1"):
-            values = {seed: result[name] for seed, result in results.items()}
-            cells.append(mean_and_spread(list(values.values())))
-            if reference:
-                others = {seed: result[name] for seed, result in numbers.get(reference, {}).items()}
-                cells.append("" if row == reference else difference(values, others))
-        paper = papers.get(row)
-        cells.append("" if paper is None else f"{paper:.1f}")
-        lines.append("| " + " | ".join(cells) + " |")
+        if results:
+            values = [list(column.values()) for column in _columns(results, epochs)]
+            cells = [row, *(mean_and_spread(each) if each else "" for each in values)]
+            paper = papers.get(row)
+            lines.append(_line([*cells, *(["" if paper is None else f"{paper:.1f}"] if papers else [])]))
     return "\n".join(lines)
+
+
+def difference_table(numbers: Numbers, pairs: Sequence[tuple[str, str]], epochs: Sequence[int]) -> str:
+    """The differences of pairs of rows, seed by seed, in the same columns."""
+    heads = ["difference", *_heads(epochs)]
+    lines = [_line(heads), _line(["---"] * len(heads))]
+    for row, reference in pairs:
+        if numbers.get(row) and numbers.get(reference):
+            columns = zip(_columns(numbers[row], epochs), _columns(numbers[reference], epochs))
+            lines.append(_line([f"{row} - {reference}", *(difference(ours, theirs) for ours, theirs in columns)]))
+    return "\n".join(lines)
+
+
+def _heads(epochs: Sequence[int]) -> list[str]:
+    return [*(f"k-NN after {epoch}" for epoch in epochs), "k-NN", "linear"]
+
+
+def _columns(results: dict[int, dict[str, Any]], epochs: Sequence[int]) -> list[dict[int, float]]:
+    """{seed: value} for each column of numbers."""
+    along = [
+        {seed: p["knn_200"] for seed, result in results.items() for p in result["curve"] if p["epoch"] == epoch}
+        for epoch in epochs
+    ]
+    return along + [{seed: result[name] for seed, result in results.items()} for name in ("knn_200", "linear_top1")]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def similarity_table(numbers: Numbers) -> str:
@@ -114,7 +129,7 @@ def draw(study: str, question: str, numbers: Numbers, path: Path) -> None:
 
 
 def _curves(axes: Any, numbers: Numbers) -> None:
-    for (row, results), color in zip(numbers.items(), COLORS):
+    for (row, results), color in zip(numbers.items(), itertools.cycle(COLORS)):
         epochs = sorted({point["epoch"] for result in results.values() for point in result["curve"]})
         values = {
             epoch: [p["knn_200"] for r in results.values() for p in r["curve"] if p["epoch"] == epoch]

@@ -164,7 +164,7 @@ def build(
         group,
         device=device,
         seed=seed,
-        classes_per_step=config.classifier.classes_per_step,
+        classes_per_step=config.classifier.sampled,
     )
     if num_instances is None:
         classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
