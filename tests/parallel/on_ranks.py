@@ -229,6 +229,23 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
         assert torch.allclose(one_state[name].double(), state[name].double(), rtol=1e-8, atol=1e-10), name
 
 
+def running_statistics_are_shared_in_the_priors_pass(group: Group) -> None:
+    """Without synchronized BN: a checkpoint in mid-pass, which averages them, changes nothing."""
+    g = torch.Generator().manual_seed(4)
+    images = torch.randn(12 * group.size, 3, 10, 10, generator=g)
+    batches = [part_of(group, part) for part in torch.arange(len(images)).split(4 * group.size)]
+    rows = []
+    for averaged_between in (False, True):
+        network, progress = small_network().float(), PriorProgress()
+        classifier = InstanceClassifier(len(images), 8, group=group)
+        for ids in batches:
+            write_prior("running-bn", network, classifier, [(images[ids], ids)], None, progress)
+            if averaged_between:
+                average_statistics(network, group)
+        rows.append(classifier.weight.clone())
+    assert torch.allclose(*rows, rtol=1e-5, atol=1e-6)
+
+
 def shards_are_whole(group: Group) -> None:
     """Saved by these ranks; the test reads the folder with other numbers of ranks."""
     folder = Path(sys.argv[1])
@@ -251,6 +268,7 @@ CHECKS = [
     numbers_of_all_rows,
     bad_input_is_refused_by_all,
     steps_do_not_depend_on_the_ranks,
+    running_statistics_are_shared_in_the_priors_pass,
     shards_are_whole,
 ]
 

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from millionway.model.classifier import InstanceClassifier
 from millionway.parallel import collectives
+from millionway.parallel.sync_bn import average_statistics
 
 
 @dataclass
@@ -61,6 +62,8 @@ def write_prior(
             # An image that fails is left out, so the ranks' parts may differ in length.
             rows = collectives.gather_uneven(classifier.group, network(images).float())
             instance_ids = collectives.gather_uneven(classifier.group, instance_ids)
+            if mode == "running-bn":  # what follows is normalized with them, so they are the same everywhere
+                average_statistics(network, classifier.group)
             if mode != "random":
                 classifier.set_rows(instance_ids, rows)
             progress.batches += 1

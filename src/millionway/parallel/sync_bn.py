@@ -32,7 +32,7 @@ def _replaced(module: nn.Module, group: Group) -> nn.Module:
 def average_statistics(network: nn.Module, group: Group) -> None:
     """Every rank goes on with the mean of all ranks' running statistics.
 
-    They are averages of averages, so it does not matter when this is done: only what is seen from outside differs.
+    Training does not read them, and they are averages of averages: there it does not matter when this is done.
     """
     if group.size == 1:
         return
