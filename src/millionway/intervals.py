@@ -19,9 +19,7 @@ def shown(name: str, value: float | str, half: float | None = None) -> str:
     """A number of a protocol as people read it, with its interval: most are shares."""
     if isinstance(value, str):
         return value
-    number = f"{value:.2f}" if name in PLAIN_NUMBERS else f"{value:.2%}"
+    form = ".2f" if name in PLAIN_NUMBERS else ".2%"
     if half is None:
-        return number
-    if half == 0:
-        return f"{number} with every seed"
-    return f"{number} ± {half:.2f}" if name in PLAIN_NUMBERS else f"{number} ± {half:.2%}"
+        return f"{value:{form}}"
+    return f"{value:{form}} with every seed" if half == 0 else f"{value:{form}} ± {half:{form}}"

@@ -21,7 +21,7 @@ from millionway.presets import preset
 from millionway.studies import tables
 from millionway.studies.grids import STUDIES, Setting, cell
 from millionway.studies.similarity import prior_similarity
-from millionway.studies.study import _table
+from millionway.studies.study import _compare_base, _table
 from millionway.train.setup import build, resolve
 
 SMALL = {"max_images": 300, "batch_size": 64, "image_size": 16, "preset": "digits", "seeds": (1,), "epochs": (1,)}
@@ -181,6 +181,22 @@ def test_grids_of_few_images_have_no_row_twice() -> None:
     for study in STUDIES.values():
         labels = [cell.label for cell in study.cells(Setting(300, (2,)))]
         assert len(set(labels)) == len(labels)
+
+
+def test_a_table_of_the_reference_alone_has_no_differences() -> None:
+    cells = [each for each in STUDIES["sampling"].cells(Setting(10_000, (10,))) if each.name == "all classes"]
+    results = {1: {"curve": [], "knn_200": 0.4, "linear_top1": 0.5}}
+    table = _table("sampling", cells, {"all classes": results}, (10,))
+    assert "| all classes | 40.0 | 50.0 | 67.3 |" in table and "difference" not in table
+
+
+def test_a_folder_without_runs_takes_other_settings(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):  # nothing was run with the first
+        _compare_base(tmp_path / "base.json", with_settings(preset("digits"), lr=lr))
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "one.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"--lr was 0\.2, now 0\.3"):
+        _compare_base(tmp_path / "base.json", with_settings(preset("digits"), lr=0.3))
 
 
 def test_pairs_are_rows_of_their_study() -> None:

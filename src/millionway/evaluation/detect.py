@@ -167,7 +167,7 @@ def check(train_set: BoxedSet, test_set: BoxedSet, num_threads: int, progress: P
         if all(bool(image.ignored.all()) for image in boxed.images):
             raise ValueError(f"detect: there is no box to {what}: all are difficult ones or crowds")
     images = list({image.path: image for boxed in (train_set, test_set) for image in boxed.images}.values())
-    read = in_order(lambda image: read_picture(image) is None, images, num_threads, 4)
+    read = in_order(lambda image: read_picture(image).shape, images, num_threads, 4)
     for _ in read if progress is None else progress(read, len(images), "looking at images"):
         pass
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -27,9 +28,13 @@ class Labelled:
 
     def labels_of(self, ids: Tensor) -> Tensor:
         """[ids]; each is one of the images."""
+        return self._label_of[ids]
+
+    @cached_property
+    def _label_of(self) -> Tensor:
         label_of = torch.full((int(self.instance_ids.max()) + 1,), -1)
         label_of[self.instance_ids] = self.labels
-        return label_of[ids]
+        return label_of
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,8 @@ def _subset(ids: np.ndarray, max_images: int | None, seed: int) -> np.ndarray:
 def _labelled(dataset: Dataset, ids: np.ndarray, names: list[str]) -> Labelled:
     """With places in `names` as labels."""
     assert dataset.labels is not None
-    places = np.array([names.index(name) for name in dataset.labels.names])
+    place_of = {name: place for place, name in enumerate(names)}
+    places = np.array([place_of[name] for name in dataset.labels.names])
     return Labelled(dataset, torch.from_numpy(ids), torch.from_numpy(places[dataset.labels.ids[ids]]))
 
 

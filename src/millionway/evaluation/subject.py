@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,15 +29,12 @@ class Subject:
     encoder_hash: str
     run: Path | None = None
     """the run folder, if it is a run's"""
-    untrained: Callable[[int], Encoder] | None = None
-    """the untrained encoder of a seed, if this is one"""
+    seed: int | None = None
+    """that of an untrained encoder"""
 
     def at(self, seed: int) -> "Subject":
         """This encoder; another untrained one for each seed."""
-        if self.untrained is None:
-            return self
-        encoder = self.untrained(seed).eval()
-        return Subject(self.name, encoder, state_hash(encoder))
+        return self if self.seed in (None, seed) else _untrained(self.encoder.spec, seed)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -66,16 +62,17 @@ def open_subject(run: Path | None, name: str | None, weights: str | None, image_
     size, mean, std = _input_of(name)
     size = image_size or size
     if weights in (None, "random"):
-        spec = EncoderSpec(name, choose_stem(name, "auto", size), size, mean, std)
-        encoder = build_encoder(spec, seed).eval()
-        return Subject(
-            f"{name}, random", encoder, state_hash(encoder), untrained=lambda seed: build_encoder(spec, seed)
-        )
+        return _untrained(EncoderSpec(name, choose_stem(name, "auto", size), size, mean, std), seed)
     tensors = _supervised_weights(name) if weights == "supervised" else read_weights(Path(weights))
     encoder = build_encoder(EncoderSpec(name, _stem_of(tensors, name, size), size, mean, std), seed)
     _load(encoder, tensors, weights)
     encoder.eval()
     return Subject(f"{name}, {weights}", encoder, state_hash(encoder))
+
+
+def _untrained(spec: EncoderSpec, seed: int) -> Subject:
+    encoder = build_encoder(spec, seed).eval()
+    return Subject(f"{spec.name}, random", encoder, state_hash(encoder), seed=seed)
 
 
 def _input_of(name: str) -> tuple[int, tuple[float, float, float], tuple[float, float, float]]:

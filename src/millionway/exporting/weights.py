@@ -86,7 +86,7 @@ def how_to_load(spec: EncoderSpec, out: Path, format: str) -> str:
     else:
         lines += ["from millionway.model.encoder import EncoderSpec, build_encoder"]
         lines += [f"model = build_encoder({spec}).backbone"]
-    if spec.stem == "small" and (library == "timm" or re.fullmatch(PLAIN_RESNETS, spec.name)):
+    if spec.stem == "small" and re.fullmatch(PLAIN_RESNETS, spec.name):
         lines += ["model.conv1 = torch.nn.Conv2d(3, model.conv1.out_channels, 3, padding=1, bias=False)"]
         lines += ["model.maxpool = torch.nn.Identity()"]
     lines += [f"model.load_state_dict({read}, strict=True)"]

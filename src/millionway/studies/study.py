@@ -137,7 +137,7 @@ def _compare_base(path: Path, config: Pretrain) -> None:
     here |= {"data": short_name(config.data), "test_data": short_name(config.images.test_data)}
     here |= {"eval_images": config.running.eval_images, "init_from": config.init_from}
     text = json.dumps(here, indent=1, default=str)
-    holds_runs = any((path.parent / part).glob("*") for part in ("cells", "runs"))
+    holds_runs = any(True for part in ("cells", "runs") for _ in (path.parent / part).glob("*"))
     now, then = json.loads(text), json.loads(path.read_text()) if holds_runs and path.exists() else json.loads(text)
     defaults = json.loads(json.dumps(settings.flat(Pretrain(config.data, config.out)), default=str))
     changed = [
@@ -218,14 +218,10 @@ def _table(name: str, cells: list[Cell], numbers: tables.Numbers, epochs: tuple[
     along = [epoch for epoch in SHOWN_EPOCHS if epoch <= max(epochs)] if name == "initialization" else []
     study = STUDIES[name]
     pairs = study.pairs or [(row, study.reference) for row in papers if row != study.reference]
-    endings = [""] if pairs[0][0] in papers else [f", {num} epochs" for num in epochs]
+    endings = ["", *(f", {num} epochs" for num in epochs)]  # rows of runs of different length
     pairs = [(row + ending, reference + ending) for ending in endings for row, reference in pairs]
-    return "\n\n".join(
-        [
-            tables.accuracy_table(numbers, papers, study.paper_epochs, along),
-            tables.difference_table(numbers, pairs, along),
-        ]
-    )
+    accuracies = tables.accuracy_table(numbers, papers, study.paper_epochs, along)
+    return f"{accuracies}\n\n{tables.difference_table(numbers, pairs, along)}".strip()
 
 
 def _write(name: str, out: Path, table: str, numbers: tables.Numbers, config: Pretrain, num_images: int) -> Path:

@@ -48,14 +48,14 @@ def accuracy_table(numbers: Numbers, papers: dict[str, float | None], paper_epoc
 
 
 def difference_table(numbers: Numbers, pairs: Sequence[tuple[str, str]], epochs: Sequence[int]) -> str:
-    """The differences of pairs of rows, seed by seed, in the same columns."""
+    """The differences of pairs of rows, seed by seed, in the same columns; '' if no pair is there."""
     heads = ["difference", *_heads(epochs)]
     lines = [_line(heads), _line(["---"] * len(heads))]
     for row, reference in pairs:
         if numbers.get(row) and numbers.get(reference):
             columns = zip(_columns(numbers[row], epochs), _columns(numbers[reference], epochs))
             lines.append(_line([f"{row} - {reference}", *(difference(ours, theirs) for ours, theirs in columns)]))
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _heads(epochs: Sequence[int]) -> list[str]:
@@ -78,13 +78,13 @@ def _line(cells: Sequence[str]) -> str:
 def similarity_table(numbers: Numbers) -> str:
     heads = ["rows", "intra", "inter", "gap", "gap at the first step", "nearest row of the same class", "paper"]
     papers = {"fixed-bn": "gap ~1.5", "running-bn": "gap ~9.3; retrieval 3 (chance 0.1)"}
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
     for row, results in numbers.items():
         if results:
             names = ("intra", "inter", "gap", "gap_training", "retrieval")
             values = [[result[name] for result in results.values() if name in result] for name in names]
             cells = [row, *(mean_and_spread(each) if each else "" for each in values), papers.get(row, "")]
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append(_line(cells))
     return "\n".join(lines)
 
 
