@@ -3,16 +3,21 @@
     python benchmarks/simclr.py tune --data cifar10/train --test-data cifar10/test      # one seed, some settings
     python benchmarks/simclr.py run --data cifar10/train --test-data cifar10/test       # other seeds, and the table
 
-Its loss (NT-Xent) compares the two views of an image with all other views of the batch. Learning rate and temperature
-are chosen with seed 0 on CIFAR-10, as ours are (`benchmarks/tuning.py`), by k-NN.
+Its loss (NT-Xent) compares the two views of an image with all other views of the batch. Learning rate, temperature and
+batch size are chosen with seed 0 on CIFAR-10, as ours are (`benchmarks/tuning.py`), by k-NN.
 """
 
 import argparse
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import tuning
 from presets import write_between_marks
 
 from millionway import randomness
@@ -20,7 +25,7 @@ from millionway.config import Pretrain, with_settings
 from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.loader import view_batches
 from millionway.data.sampler import Sampler
-from millionway.environment import describe_environment
+from millionway.environment import describe_environment, num_cores
 from millionway.evaluation.features import Split, extract_labelled, labelled_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
@@ -32,8 +37,26 @@ from millionway.train.schedule import learning_rate
 from millionway.train.setup import build, resolve
 
 RESULTS = Path(__file__).parent / "results" / "simclr"
-GRID = [(lr, tau) for tau in (0.2, 0.5) for lr in (0.06, 0.12, 0.24)]
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is chosen for SimCLR."""
+
+    lr: float
+    temperature: float
+    batch_size: int
+    head: str = "mlp"
+
+    @property
+    def name(self) -> str:
+        return f"tune_lr{self.lr:g}_t{self.temperature:g}_b{self.batch_size}_{self.head}"
+
+
+GRID = [Values(lr, 0.2, 256) for lr in (0.06, 0.12, 0.24)] + [Values(lr, 0.5, 256) for lr in (0.06, 0.12)]
+GRID += [Values(lr, 0.2, 64) for lr in (0.03, 0.06, 0.12)] + [Values(0.06, 0.5, 64), Values(0.06, 0.2, 64, "linear")]
+GRID += [Values(0.06, 0.1, 64), Values(0.06, 0.1, 64, "linear"), Values(0.12, 0.2, 256, "linear")]
 
 
 def nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -44,13 +67,13 @@ def nt_xent(x: torch.Tensor, temperature: float) -> torch.Tensor:
     return F.cross_entropy(logits, targets)
 
 
-def train(config: Pretrain, dataset: Dataset, split: Split, few: Split, lr: float, temperature: float) -> dict:
-    """Numbers of an encoder after the run, and k-NN along it on fewer images."""
+def train(config: Pretrain, dataset: Dataset, split: Split, few: Split | None, temperature: float) -> dict:
+    """Numbers of an encoder after the run, and k-NN along it on fewer images if there are any."""
     group = Group.current()
     config = resolve(config, dataset, CPU, group)
     state, spec = build(config, dataset, CPU, group)
     training, network = config.training, state.network
-    assert training.batch_size and training.warmup_epochs is not None
+    assert training.batch_size and training.lr and training.warmup_epochs is not None
     sampler = Sampler(dataset.instance_ids, training.batch_size, training.seed)
     per_epoch = sampler.steps_per_epoch
     num_steps = training.epochs * per_epoch
@@ -63,19 +86,19 @@ def train(config: Pretrain, dataset: Dataset, split: Split, few: Split, lr: floa
         view_batches(dataset.store, batches, spec.image_size, CPU, **config.views.augmentation)
     ):
         for part in state.optimizer.param_groups:
-            part["lr"] = learning_rate(step, num_steps, training.warmup_epochs * per_epoch, lr)
+            part["lr"] = learning_rate(step, num_steps, training.warmup_epochs * per_epoch, training.lr)
         loss = nt_xent(network(views).float(), temperature)
         state.optimizer.zero_grad()
         loss.backward()
         state.optimizer.step()
-        if (step + 1) % per_epoch == 0:
+        if few is not None and (step + 1) % per_epoch == 0:
             curve.append({"epoch": (step + 1) // per_epoch, "loss": float(loss), **_knn(network.encoder, few, spec)})
             print(curve[-1], flush=True)
     parts = [extract_labelled(network.encoder, part, spec.image_size, CPU) for part in (split.bank, split.queries)]
     (bank, bank_labels), (queries, query_labels) = parts
     numbers = dict(knn(bank, bank_labels, queries, query_labels))
     numbers |= dict(linear(bank, bank_labels, queries, query_labels, training.seed))
-    return {**numbers, "curve": curve, "lr": lr, "temperature": temperature}
+    return {**numbers, "curve": curve}
 
 
 def _knn(encoder: torch.nn.Module, split: Split, spec) -> dict:
@@ -85,34 +108,55 @@ def _knn(encoder: torch.nn.Module, split: Split, spec) -> dict:
     return dict(knn(bank, labels, queries, answers))
 
 
-def chosen_values() -> tuple[float, float]:
+def best_values() -> Values:
     """The best of the grid by k-NN."""
-    missing = [name for name, _ in tuned() if not (RESULTS / f"{name}.json").exists()]
+    missing = [values.name for values in GRID if not (RESULTS / f"{values.name}.json").exists()]
     if missing:
         raise SystemExit(f"run `tune` first: {', '.join(missing)} are missing")
-    results = [json.loads((RESULTS / f"{name}.json").read_text()) for name, _ in tuned()]
-    best = max(results, key=lambda result: result["knn_200"])
-    return best["lr"], best["temperature"]
-
-
-def tuned() -> list[tuple[str, tuple[float, float]]]:
-    return [(f"tune_lr{lr:g}_t{tau:g}", (lr, tau)) for lr, tau in GRID]
+    return max(GRID, key=lambda values: json.loads((RESULTS / f"{values.name}.json").read_text())["knn_200"])
 
 
 def write_table(name: str, seeds: list[int]) -> None:
-    """Beside the runs of `benchmarks/studies.py` with the preset's own settings."""
+    """Beside our own choice."""
     theirs = {seed: json.loads((RESULTS / f"{name}_s{seed}.json").read_text()) for seed in seeds}
-    cells = RESULTS.parent / "studies" / name.removesuffix("-small") / "cells"
-    paths = {seed: cells / f"e10_mlp_batch-bn_k100-a0.2_full_s{seed}.json" for seed in seeds}
-    ours = {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
+    ours = {seed: json.loads(tuning.chosen(seed).result.read_text()) for seed in seeds}
     numbers = {"SimCLR": theirs, "instance classification": ours}
-    lr, temperature = chosen_values()
+    best = best_values()
     lines = [
         tables.accuracy_table(numbers, {}, "", (1, 2, 5, 10)),
         tables.difference_table(numbers, [("instance classification", "SimCLR")], (1, 2, 5, 10)),
-        f"SimCLR: learning rate {lr:g}, temperature {temperature:g}, the best of {len(GRID)} after 5 epochs of seed 0.",
+        f"SimCLR: learning rate {best.lr:g}, temperature {best.temperature:g}, batches of {best.batch_size}, "
+        f"{best.head} head, the best of {len(GRID)} after 5 epochs of seed 0. Ours: {tuning.chosen(0).cell.name}, "
+        f"chosen from {len(tuning.CHANGES)}.",
     ]
     write_between_marks(RESULTS.parent.parent.parent / "docs" / "experiments.md", f"simclr {name}", "\n\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str
+    seed: int
+    epochs: int
+    values: Values
+
+    @property
+    def result(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+
+def run(job: Job, chosen: argparse.Namespace) -> None:
+    torch.set_num_threads(max(1, num_cores() // chosen.jobs))
+    dataset = open_dataset(chosen.data, max_images=chosen.images)
+    test = open_test(chosen.data, chosen.test_data, None)
+    split = labelled_split(dataset, test, 0, None)
+    few = labelled_split(dataset, test, 0, 5000) if chosen.part == "run" else None
+    assert split is not None
+    values = asdict(job.values)
+    settings = {"data": chosen.data, "seed": job.seed, "epochs": job.epochs, **values}
+    result = train(with_settings(preset(chosen.preset), **settings), dataset, split, few, job.values.temperature)
+    about = {"seed": job.seed, **values, "environment": json.loads(describe_environment(CPU))}
+    write_whole(job.result, json.dumps({**result, **about}, indent=1) + "\n")
+    print(job.name, {key: round(100 * result[key], 1) for key in ("knn_200", "linear_top1")}, flush=True)
 
 
 def main() -> None:
@@ -123,27 +167,15 @@ def main() -> None:
     parser.add_argument("--test-data")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    dataset = open_dataset(chosen.data, max_images=chosen.images)
-    test = open_test(chosen.data, chosen.test_data, None)
-    split, few = (labelled_split(dataset, test, 0, most) for most in (None, 5000))
-    assert split is not None and few is not None
     if chosen.part == "tune":
-        jobs = [(name, 0, 5, *values) for name, values in tuned()]
+        jobs = [Job(values.name, 0, 5, values) for values in GRID]
     else:
-        jobs = [(f"{chosen.preset}_s{seed}", seed, 10, *chosen_values()) for seed in chosen.seeds]
-    for name, seed, epochs, lr, temperature in jobs:
-        path = RESULTS / f"{name}.json"
-        if path.exists():
-            continue
-        config = with_settings(preset(chosen.preset), data=chosen.data, seed=seed, epochs=epochs)
-        result = train(config, dataset, split, few, lr, temperature)
-        environment = json.loads(describe_environment(CPU))
-        write_whole(path, json.dumps({**result, "seed": seed, "environment": environment}, indent=1) + "\n")
-        print(name, {key: round(100 * result[key], 1) for key in ("knn_200", "linear_top1")}, flush=True)
+        jobs = [Job(f"{chosen.preset}_s{seed}", seed, 10, best_values()) for seed in chosen.seeds]
+    with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(partial(run, chosen=chosen), [job for job in jobs if not job.result.exists()]))
     if chosen.part == "run":
         write_table(chosen.preset, chosen.seeds)
 

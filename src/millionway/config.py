@@ -200,6 +200,9 @@ def with_settings(config: Pretrain, **settings: Any) -> Pretrain:
             raise ValueError(f"no setting is called {name!r}. {suggest(name, known)}")
     for name in PATHS & settings.keys():
         settings[name] = None if settings[name] is None else Path(settings[name])
+    settings |= {
+        name: tuple(value) for name, value in settings.items() if isinstance(value, list)
+    }  # JSON has no tuples
     groups = {}
     for group in GROUPS:
         names = {f.name for f in dataclasses.fields(getattr(config, group))} & set(settings)
@@ -217,7 +220,6 @@ def from_json(text: str) -> Pretrain:
     stored = json.loads(text)
     for group in GROUPS:
         stored |= stored.pop(group)
-    stored |= {name: tuple(stored[name]) for name in ("mean", "std")}
     empty = Pretrain(data="", out=Path())
     return with_settings(empty, **{name: value for name, value in stored.items() if name in flat(empty)})
 

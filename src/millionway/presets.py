@@ -53,10 +53,14 @@ def cifar10_small() -> Pretrain:
         out=Path("runs/cifar10-small"),
         encoder="narrow-resnet",
         epochs=10,
-        batch_size=256,
+        batch_size=64,
         lr=0.06,
+        head="linear",
+        temperature=0.1,
+        hardest=0,
+        smoothing=0.0,
         row_norm=1.0,
-        row_lr=50.0,
+        row_lr=10.0,
     )
 
 

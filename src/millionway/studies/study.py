@@ -131,9 +131,10 @@ def _check_labels(name: str, config: Pretrain, source: Source) -> None:
 def _compare_base(path: Path, config: Pretrain) -> None:
     """All runs of a folder have the same settings but for what its studies vary.
 
-    A setting that came later had its default value then.
+    A preset's name says nothing beyond its values. A setting that came later had its default value then.
     """
-    here = {name: value for name, value in settings.flat(config).items() if name not in settings.FREE_ON_RESUME}
+    free = settings.FREE_ON_RESUME | {"preset"}
+    here = {name: value for name, value in settings.flat(config).items() if name not in free}
     here |= {"data": short_name(config.data), "test_data": short_name(config.images.test_data)}
     here |= {"eval_images": config.running.eval_images, "init_from": config.init_from}
     text = json.dumps(here, indent=1, default=str)
