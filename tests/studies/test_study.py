@@ -152,6 +152,7 @@ def test_what_is_undecided_is_called_so() -> None:
         (["components", "--preset", "digits", "--set", "lr=abc"], "--lr cannot be 'abc'"),
         (["components", "--preset", "digits", "--set", "mean=3"], "--mean cannot be 3"),
         (["components", "--preset", "digits", "--cells", "MLP heat"], "no such row. Did you mean 'MLP head'"),
+        (["prior-similarity", "--preset", "digits", "--cells", "random"], "no such row. It always measures all"),
     ],
 )
 def test_bad_input_is_named_before_any_training(arguments: list[str], message: str, tmp_path: Path, capsys) -> None:
@@ -197,6 +198,16 @@ def test_a_folder_without_runs_takes_other_settings(tmp_path: Path) -> None:
     (tmp_path / "cells" / "one.json").write_text("{}")
     with pytest.raises(ValueError, match=r"--lr was 0\.2, now 0\.3"):
         _compare_base(tmp_path / "base.json", with_settings(preset("digits"), lr=0.3))
+    # A preset is its values, and runs have epochs of their own.
+    _compare_base(tmp_path / "base.json", with_settings(preset("digits"), lr=0.2, preset=None, epochs=3))
+
+
+def test_the_same_numbers_make_the_same_picture(tmp_path: Path) -> None:
+    curve = [{"epoch": epoch, "knn_200": 0.3 + epoch / 10, "instance_top1": 0.1} for epoch in (0, 1)]
+    pictures = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for path in pictures:
+        tables.draw("components", "Which?", {"row": {1: {"curve": curve}}}, path)
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
 def test_pairs_are_rows_of_their_study() -> None:

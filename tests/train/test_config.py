@@ -20,6 +20,7 @@ def test_names_are_unique_over_the_groups() -> None:
 def test_json_and_back() -> None:
     chosen = defaults(epochs=7, mean=(0.1, 0.2, 0.3), manifest=Path("m.arrow"), hardest=3, head="none")
     assert from_json(to_json(chosen)) == chosen
+    assert defaults(mean=[0.1, 0.2, 0.3]) == defaults(mean=(0.1, 0.2, 0.3))
 
 
 def test_unknown_setting_is_named() -> None:

@@ -58,7 +58,8 @@ def study(
     known = [cell.name for cell in cells]
     for row in only:
         if row not in known:
-            raise ValueError(f"--cells {row}: study {name} has no such row. {suggest(row, known)}")
+            help_text = suggest(row, known) if known else "It always measures all of its rows."
+            raise ValueError(f"--cells {row}: study {name} has no such row. {help_text}")
     cells = [cell for cell in cells if not only or cell.name in only]
     _check(name, config, cells, source, device)
     out.mkdir(parents=True, exist_ok=True)
@@ -131,9 +132,10 @@ def _check_labels(name: str, config: Pretrain, source: Source) -> None:
 def _compare_base(path: Path, config: Pretrain) -> None:
     """All runs of a folder have the same settings but for what its studies vary.
 
-    A preset's name says nothing beyond its values. A setting that came later had its default value then.
+    A preset's name says nothing beyond its values, and every run has epochs of its own. A setting that came later had
+    its default value then.
     """
-    free = settings.FREE_ON_RESUME | {"preset"}
+    free = settings.FREE_ON_RESUME | {"preset", "epochs"}
     here = {name: value for name, value in settings.flat(config).items() if name not in free}
     here |= {"data": short_name(config.data), "test_data": short_name(config.images.test_data)}
     here |= {"eval_images": config.running.eval_images, "init_from": config.init_from}

@@ -115,6 +115,7 @@ def correlation(points: Sequence[dict[str, float]]) -> float:
 
 def draw(study: str, question: str, numbers: Numbers, path: Path) -> None:
     """Curves over epochs; for the two others a scatter plot and bars."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
@@ -125,7 +126,8 @@ def draw(study: str, question: str, numbers: Numbers, path: Path) -> None:
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
+    with rc_context({"svg.hashsalt": study}):  # the same numbers make the same file
+        figure.savefig(path, metadata={"Date": None})
 
 
 def _curves(axes: Any, numbers: Numbers) -> None:
