@@ -37,6 +37,7 @@ from millionway.train.schedule import learning_rate
 from millionway.train.setup import build, resolve
 
 RESULTS = Path(__file__).parent / "results" / "simclr"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
 CPU = torch.device("cpu")
 
 
@@ -116,6 +117,16 @@ def best_values() -> Values:
     return max(GRID, key=lambda values: json.loads((RESULTS / f"{values.name}.json").read_text())["knn_200"])
 
 
+def write_tried() -> None:
+    lines = ["| lr | temperature | batch | head | k-NN | linear |", "|---" * 6 + "|"]
+    results = [json.loads((RESULTS / f"{values.name}.json").read_text()) for values in GRID]
+    for result in sorted(results, key=lambda result: -result["knn_200"]):
+        values = [f"{result[key]}" for key in ("lr", "temperature", "batch_size", "head")]
+        values += [f"{100 * result[key]:.1f}" for key in ("knn_200", "linear_top1")]
+        lines.append(f"| {' | '.join(values)} |")
+    write_between_marks(DOCUMENT, "simclr tuning", "\n".join(lines))
+
+
 def write_table(name: str, seeds: list[int]) -> None:
     """Beside our own choice."""
     theirs = {seed: json.loads((RESULTS / f"{name}_s{seed}.json").read_text()) for seed in seeds}
@@ -129,7 +140,7 @@ def write_table(name: str, seeds: list[int]) -> None:
         f"{best.head} head, the best of {len(GRID)} after 5 epochs of seed 0. Ours: {tuning.chosen(0).cell.name}, "
         f"chosen from {len(tuning.CHANGES)}.",
     ]
-    write_between_marks(RESULTS.parent.parent.parent / "docs" / "experiments.md", f"simclr {name}", "\n\n".join(lines))
+    write_between_marks(DOCUMENT, f"simclr {name}", "\n\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,9 @@ def main() -> None:
         jobs = [Job(f"{chosen.preset}_s{seed}", seed, 10, best_values()) for seed in chosen.seeds]
     with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(partial(run, chosen=chosen), [job for job in jobs if not job.result.exists()]))
-    if chosen.part == "run":
+    if chosen.part == "tune":
+        write_tried()
+    else:
         write_table(chosen.preset, chosen.seeds)
 
 

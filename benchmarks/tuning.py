@@ -20,7 +20,7 @@ from millionway.studies.grids import cell
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "benchmarks" / "results" / "tuning"
-IMAGES = 10_000
+IMAGES, BATCH_SIZE = 10_000, 256
 BASE = {"lr": 0.06, "temperature": 0.15, "row_norm": 1.0, "row_lr": 1.0, "prior": "batch-bn"}
 CHANGES: list[dict] = [
     {},
@@ -71,11 +71,17 @@ def _job(changes: dict, epochs: int, seed: int) -> Job:
 
 
 def table(jobs: list[Job]) -> str:
-    results = {job.cell.name: json.loads(job.result.read_text()) for job in jobs if job.result.exists()}
-    lines = ["| settings | k-NN | linear | instance top-1 |", "|---|---|---|---|"]
-    for name, result in sorted(results.items(), key=lambda item: -item[1]["knn_200"]):
-        numbers = " | ".join(f"{100 * result[key]:.1f}" for key in ("knn_200", "linear_top1", "instance_top1"))
-        lines.append(f"| {name} | {numbers} |")
+    columns = {"lr": "lr", "row_lr": "row lr", "temperature": "temperature", "batch_size": "batch", "head": "head"}
+    lines = [f"| {' | '.join(columns.values())} | other | k-NN | linear | instance top-1 |", "|---" * 9 + "|"]
+    finished = [(job, json.loads(job.result.read_text())) for job in jobs if job.result.exists()]
+    for job, result in sorted(finished, key=lambda item: -item[1]["knn_200"]):
+        settings = {"batch_size": BATCH_SIZE, **job.cell.settings}
+        values = [str(settings[name]) for name in columns]
+        usual = {**cell("", 5).settings, **BASE}
+        other = [name for name, value in settings.items() if name not in columns and value != usual.get(name)]
+        values.append(", ".join(f"{name} {settings[name]}".replace("_", " ") for name in other))
+        values += [f"{100 * result[key]:.1f}" for key in ("knn_200", "linear_top1", "instance_top1")]
+        lines.append(f"| {' | '.join(values)} |")
     return "\n".join(lines)
 
 
@@ -87,7 +93,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2)
     asked = parser.parse_args()
-    settings = {"preset": "cifar10-small", "batch_size": 256, "max_images": IMAGES, "eval_images": 5000}
+    settings = {"preset": "cifar10-small", "batch_size": BATCH_SIZE, "max_images": IMAGES, "eval_images": 5000}
     settings |= {"data": asked.data, "test_data": asked.test_data}
     jobs = tried() if asked.part == "tune" else [chosen(seed) for seed in asked.seeds]
     with messages():
