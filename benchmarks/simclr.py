@@ -130,7 +130,10 @@ def write_tried() -> None:
 def write_table(name: str, seeds: list[int]) -> None:
     """Beside our own choice."""
     theirs = {seed: json.loads((RESULTS / f"{name}_s{seed}.json").read_text()) for seed in seeds}
-    ours = {seed: json.loads(tuning.chosen(seed).result.read_text()) for seed in seeds}
+    paths = {seed: tuning.chosen(seed).result for seed in seeds}
+    if missing := [path.stem for path in paths.values() if not path.exists()]:
+        raise SystemExit(f"kept; for the table run `benchmarks/tuning.py run` too: {', '.join(missing)} are missing")
+    ours = {seed: json.loads(path.read_text()) for seed, path in paths.items()}
     numbers = {"SimCLR": theirs, "instance classification": ours}
     best = best_values()
     lines = [
