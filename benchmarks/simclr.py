@@ -1,10 +1,10 @@
-"""SimCLR on the same encoder, head, views, batches and epochs: what instance classification is compared with.
+"""SimCLR on the same encoder, views and epochs: what instance classification is compared with.
 
     python benchmarks/simclr.py tune --data cifar10/train --test-data cifar10/test      # one seed, some settings
     python benchmarks/simclr.py run --data cifar10/train --test-data cifar10/test       # other seeds, and the table
 
-Its loss (NT-Xent) compares the two views of an image with all other views of the batch. Learning rate, temperature and
-batch size are chosen with seed 0 on CIFAR-10, as ours are (`benchmarks/tuning.py`), by k-NN.
+Its loss (NT-Xent) compares the two views of an image with all other views of the batch. Learning rate, temperature,
+batch size and head are chosen with seed 0 on CIFAR-10, as ours are (`benchmarks/tuning.py`), by k-NN.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from millionway.evaluation.features import Split, extract_labelled, labelled_spl
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
 from millionway.files import write_whole
+from millionway.model.encoder import Encoder
 from millionway.parallel.group import Group
 from millionway.presets import preset
 from millionway.studies import tables
@@ -93,33 +94,38 @@ def train(config: Pretrain, dataset: Dataset, split: Split, few: Split | None, t
         loss.backward()
         state.optimizer.step()
         if few is not None and (step + 1) % per_epoch == 0:
-            curve.append({"epoch": (step + 1) // per_epoch, "loss": float(loss), **_knn(network.encoder, few, spec)})
+            epoch = (step + 1) // per_epoch
+            curve.append({"epoch": epoch, "loss": float(loss), **dict(knn(*_features(network.encoder, few)))})
             print(curve[-1], flush=True)
-    parts = [extract_labelled(network.encoder, part, spec.image_size, CPU) for part in (split.bank, split.queries)]
-    (bank, bank_labels), (queries, query_labels) = parts
-    numbers = dict(knn(bank, bank_labels, queries, query_labels))
-    numbers |= dict(linear(bank, bank_labels, queries, query_labels, training.seed))
-    return {**numbers, "curve": curve}
+    features = _features(network.encoder, split)
+    return {**dict(knn(*features)), **dict(linear(*features, training.seed)), "curve": curve}
 
 
-def _knn(encoder: torch.nn.Module, split: Split, spec) -> dict:
-    (bank, labels), (queries, answers) = (
-        extract_labelled(encoder, part, spec.image_size, CPU) for part in (split.bank, split.queries)
-    )
-    return dict(knn(bank, labels, queries, answers))
+def _features(encoder: Encoder, split: Split) -> list[torch.Tensor]:
+    """Bank, its labels, queries, their labels."""
+    parts = (split.bank, split.queries)
+    return [tensor for part in parts for tensor in extract_labelled(encoder, part, encoder.spec.image_size, CPU)]
 
 
 def best_values() -> Values:
     """The best of the grid by k-NN."""
-    missing = [values.name for values in GRID if not (RESULTS / f"{values.name}.json").exists()]
+    missing = [values.name for values in GRID if not path_of(values.name).exists()]
     if missing:
         raise SystemExit(f"run `tune` first: {', '.join(missing)} are missing")
-    return max(GRID, key=lambda values: json.loads((RESULTS / f"{values.name}.json").read_text())["knn_200"])
+    return max(GRID, key=lambda values: read(path_of(values.name))["knn_200"])
+
+
+def path_of(name: str) -> Path:
+    return RESULTS / f"{name}.json"
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
 
 
 def write_tried() -> None:
     lines = ["| lr | temperature | batch | head | k-NN | linear |", "|---" * 6 + "|"]
-    results = [json.loads((RESULTS / f"{values.name}.json").read_text()) for values in GRID]
+    results = [read(path_of(values.name)) for values in GRID]
     for result in sorted(results, key=lambda result: -result["knn_200"]):
         values = [f"{result[key]}" for key in ("lr", "temperature", "batch_size", "head")]
         values += [f"{100 * result[key]:.1f}" for key in ("knn_200", "linear_top1")]
@@ -129,11 +135,11 @@ def write_tried() -> None:
 
 def write_table(name: str, seeds: list[int]) -> None:
     """Beside our own choice."""
-    theirs = {seed: json.loads((RESULTS / f"{name}_s{seed}.json").read_text()) for seed in seeds}
+    theirs = {seed: read(path_of(f"{name}_s{seed}")) for seed in seeds}
     paths = {seed: tuning.chosen(seed).result for seed in seeds}
     if missing := [path.stem for path in paths.values() if not path.exists()]:
         raise SystemExit(f"kept; for the table run `benchmarks/tuning.py run` too: {', '.join(missing)} are missing")
-    ours = {seed: json.loads(path.read_text()) for seed, path in paths.items()}
+    ours = {seed: read(path) for seed, path in paths.items()}
     numbers = {"SimCLR": theirs, "instance classification": ours}
     best = best_values()
     lines = [
@@ -155,7 +161,7 @@ class Job:
 
     @property
     def result(self) -> Path:
-        return RESULTS / f"{self.name}.json"
+        return path_of(self.name)
 
 
 def run(job: Job, chosen: argparse.Namespace) -> None:

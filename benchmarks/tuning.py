@@ -73,11 +73,11 @@ def _job(changes: dict, epochs: int, seed: int) -> Job:
 def table(jobs: list[Job]) -> str:
     columns = {"lr": "lr", "row_lr": "row lr", "temperature": "temperature", "batch_size": "batch", "head": "head"}
     lines = [f"| {' | '.join(columns.values())} | other | k-NN | linear | instance top-1 |", "|---" * 9 + "|"]
+    usual = {**cell("", 5).settings, **BASE}
     finished = [(job, json.loads(job.result.read_text())) for job in jobs if job.result.exists()]
     for job, result in sorted(finished, key=lambda item: -item[1]["knn_200"]):
         settings = {"batch_size": BATCH_SIZE, **job.cell.settings}
         values = [str(settings[name]) for name in columns]
-        usual = {**cell("", 5).settings, **BASE}
         other = [name for name, value in settings.items() if name not in columns and value != usual.get(name)]
         values.append(", ".join(f"{name} {settings[name]}".replace("_", " ") for name in other))
         values += [f"{100 * result[key]:.1f}" for key in ("knn_200", "linear_top1", "instance_top1")]

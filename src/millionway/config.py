@@ -200,9 +200,8 @@ def with_settings(config: Pretrain, **settings: Any) -> Pretrain:
             raise ValueError(f"no setting is called {name!r}. {suggest(name, known)}")
     for name in PATHS & settings.keys():
         settings[name] = None if settings[name] is None else Path(settings[name])
-    settings |= {
-        name: tuple(value) for name, value in settings.items() if isinstance(value, list)
-    }  # JSON has no tuples
+    # JSON has no tuples.
+    settings |= {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
     groups = {}
     for group in GROUPS:
         names = {f.name for f in dataclasses.fields(getattr(config, group))} & set(settings)
