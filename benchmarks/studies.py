@@ -15,6 +15,7 @@ from presets import write_between_marks
 import millionway
 from millionway.console import messages
 from millionway.studies.cells import CellsFailed
+from millionway.train.pretrain import Interrupted
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "studies"
@@ -73,6 +74,8 @@ def main() -> None:
         except CellsFailed as error:
             failed.append(f"{study} on {name}: {error}")
             continue
+        except Interrupted as error:
+            raise SystemExit(str(error)) from None
         path = table.relative_to(ROOT / "benchmarks").with_suffix(".svg")
         text = f"{table.read_text().strip()}\n\n![{study} on {name}](../benchmarks/{path})"
         write_between_marks(ROOT / "docs" / "experiments.md", f"study {study} {name}", text)

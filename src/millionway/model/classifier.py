@@ -271,7 +271,7 @@ class InstanceClassifier(nn.Module):
                 torch.maximum(nearest, cosines.amax(dim=1), out=nearest)
         collectives.add_up(self.group, as_high)
         collectives.largest(self.group, nearest)
-        ours = [whole.view(self.group.size, -1)[self.group.rank] for whole in (as_high, own, nearest)]
+        ours = [self.group.own_part(whole) for whole in (as_high, own, nearest)]
         return Comparison(*ours)
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -49,6 +49,10 @@ class Group:
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
         return DistributedDataParallel(network, **{name: False})  # pyright: ignore[reportArgumentType]
+
+    def own_part(self, batch: Tensor) -> Tensor:
+        """This rank's share of a batch, which all ranks have whole."""
+        return batch.view(self.size, -1)[self.rank]
 
     @property
     def is_first(self) -> bool:

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from millionway.config import Pretrain
 from millionway.console import track
+from millionway.data.dataset import Dataset
 from millionway.data.indexing import report_oddities, update_manifest
+from millionway.data.loader import plain_batches
 from millionway.data.manifest import Manifest
 from millionway.data.sources import open_source
-from millionway.parallel.collectives import first_alone, tell_everybody
+from millionway.parallel.collectives import add_up, first_alone, tell_everybody
 from millionway.parallel.group import Group
-from millionway.train.checkpoint import newest_fingerprint
+from millionway.train.checkpoint import State, newest_fingerprint
 
 log = logging.getLogger("millionway")
 
@@ -60,6 +63,37 @@ def _compare(config: Pretrain, run: Path) -> Before | None:
     changes.manifest.save(run / CHANGED)
     new_ids = torch.from_numpy(changes.new_ids)
     return Before(len(old), int(old.readable.sum()), old.fingerprint, new_ids, str(changes))
+
+
+@torch.no_grad()
+def take_state(state: State, old: State) -> None:
+    """Network with its momentum, and the rows of images that stayed."""
+    state.network.load_state_dict(old.network.state_dict())
+    for mine, theirs in zip(state.network.parameters(), old.network.parameters()):
+        if theirs in old.optimizer.state:
+            state.optimizer.state[mine] = old.optimizer.state[theirs]
+    state.classifier.take_rows(old.classifier)
+
+
+@torch.no_grad()
+def write_new_rows(state: State, dataset: Dataset, new_ids: Tensor, image_size: int, batch_size: int) -> None:
+    """As the prior does it, with the encoder as it is now; as long as the other rows are on average."""
+    classifier, device = state.classifier, state.classifier.weight.device
+    start, stop = classifier.local_range
+    fresh = torch.zeros(len(classifier.weight), dtype=torch.bool, device=device)
+    fresh[new_ids[(new_ids >= start) & (new_ids < stop)].to(device) - start] = True
+    classifier.momentum[fresh] = 0
+    ids = new_ids[torch.isin(new_ids, dataset.instance_ids)]
+    if len(ids) == 0:
+        return
+    kept = classifier.weight[~fresh & classifier.alive].float().norm(dim=1)
+    sums = add_up(classifier.group, torch.stack([kept.sum(), torch.tensor(float(len(kept)), device=device)]))
+    length = float(sums[0] / sums[1].clamp(min=1)) or 1.0
+    network = state.network.eval()
+    images = plain_batches(dataset.store, ids, image_size, batch_size, device)
+    for pictures, read_ids in track(images, -(-len(ids) // batch_size), "rows of new images"):
+        classifier.set_rows(read_ids, length * F.normalize(network(pictures).float()))
+    network.train()
 
 
 def accept_change(run: Path) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -18,32 +17,34 @@ from millionway import config as settings
 from millionway import randomness
 from millionway.config import Pretrain
 from millionway.console import Interrupt, bar, be_quiet, messages, track
-from millionway.data.dataset import Dataset, open_test
+from millionway.data.dataset import Dataset
 from millionway.data.loader import FileStore, TooManyUnreadable, plain_batches, view_batches
 from millionway.data.packed import pack
 from millionway.data.sampler import Sampler
 from millionway.data.sources import open_source
 from millionway.data.workers import ReaderKilled
 from millionway.environment import choose_device
-from millionway.evaluation.features import Split, extract, extract_labelled, labelled_split
-from millionway.evaluation.health import health
-from millionway.evaluation.knn import knn
-from millionway.evaluation.neighbors import neighbors
-from millionway.evaluation.results import write_result
-from millionway.files import read_metrics
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
-from millionway.model.encoder_file import save_encoder
 from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
-from millionway.parallel.collectives import add_up, all_or_none, any_rank, first_alone, gather
+from millionway.parallel.collectives import all_or_none, any_rank, first_alone
 from millionway.parallel.group import Group, leave
 from millionway.parallel.launcher import local_rank
 from millionway.parallel.signs_of_life import SignsOfLife
 from millionway.parallel.sync_bn import average_statistics
 from millionway.train import checkpoint
-from millionway.train.changes import CHANGED, MANIFEST, Before, accept_change, changed_images
-from millionway.train.clock import MUCH, Clock
-from millionway.train.metrics import Metrics, peak_memory_bytes
+from millionway.train.changes import (
+    CHANGED,
+    MANIFEST,
+    Before,
+    accept_change,
+    changed_images,
+    take_state,
+    write_new_rows,
+)
+from millionway.train.clock import Clock
+from millionway.train.metrics import Metrics
+from millionway.train.monitor import Monitor, labelled_images
 from millionway.train.schedule import learning_rate
 from millionway.train.setup import (
     build,
@@ -58,11 +59,9 @@ from millionway.train.setup import (
     write_run_files,
 )
 from millionway.train.step import StepResult, train_step
-from millionway.verdict import verdict
 
 log = logging.getLogger("millionway")
 
-HEALTH_INSTANCES = 1024
 PRIOR_SAVE_SECONDS = 300
 
 
@@ -169,7 +168,8 @@ class _Run:
         self.num_warmup_steps = training.warmup_epochs * self.steps_per_epoch
         self.fingerprint = self.dataset.manifest.fingerprint
         self.checkpoints = self.run / "checkpoints"
-        self.split = first_alone(self.group, self._labelled_split)
+        self.lr = training.lr
+        split = first_alone(self.group, lambda: labelled_images(self.config, self.dataset))
 
         known = self.fingerprint if self.before is None else self.before.fingerprint
         resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, known)
@@ -178,7 +178,9 @@ class _Run:
         if self.before is not None:
             self._take_over(self.before, bool(resumed))
         begun = resumed and self.state.prior is None
-        self.metrics = Metrics(self.run, self.state.step if begun else -1) if self.group.is_first else None
+        metrics = Metrics(self.run, self.state.step if begun else -1) if self.group.is_first else None
+        seen = (self.config, self.run, self.dataset, self.device, self.state, self.spec, self.group)
+        self.monitor = Monitor(*seen, self.steps_per_epoch, split, metrics)
         running = self.config.running
         self.saver = checkpoint.Saver(self.checkpoints, self.fingerprint, running.keep, self.group, running.timeout)
         self.signs = SignsOfLife(self.group, running.timeout)
@@ -187,16 +189,16 @@ class _Run:
                 if not resumed:
                     if self.config.init_from is not None:
                         take_weights(self.state.network.encoder, self.config.init_from)
-                    untrained = {f"random_{name}": value for name, value in self._knn()}
+                    untrained = {f"random_{name}": value for name, value in self.monitor.knn()}
                     self.state.prior = PriorProgress(untrained=untrained)
                 if self.state.prior is not None:
                     self._write_prior(self.state.prior)
-                    self._evaluate(self.state.prior.untrained)
+                    self.monitor.evaluate(self.state.prior.untrained)
                     self.state.prior = None
                     self._save()
                 self._train()
                 self.saver.wait()
-                first_alone(self.group, self._write_neighbors)
+                first_alone(self.group, self.monitor.write_neighbors)
             except TooManyUnreadable as error:
                 raise RunStopped(f"{error}. Repair that, then: {self._resume_command()}") from None
             except ReaderKilled as error:
@@ -210,36 +212,17 @@ class _Run:
             finally:
                 self.saver.close()
                 self.signs.close()
-                if self.metrics is not None:
-                    self.metrics.close()
+                self.monitor.close()
                 self.dataset.store.close()
-                if self.split is not None:
-                    self.split.queries.dataset.store.close()
         log.info("done: %s", self.run / "encoder.safetensors")
         return self.run
-
-    def _labelled_split(self) -> Split | None:
-        config = self.config
-        if config.images.labels == "none":
-            return None
-        num_threads = config.running.threads or 1
-        test = open_test(
-            config.data, config.images.test_data, config.images.data_root, num_threads=num_threads, progress=track
-        )
-        split = labelled_split(self.dataset, test, config.training.seed, config.running.eval_images)
-        if split is not None and not self.config.resume:
-            log.info(
-                "labels found (%d names): k-NN is scored with them, training does not see them",
-                len(split.label_names),
-            )
-        return split
 
     def _write_prior(self, progress: PriorProgress) -> None:
         prior, batch_size = self.config.classifier, self.sampler.batch_size
         if not has_running_statistics(self.state.network):
             log.info("no batch normalization here: the prior has no running statistics, so its three kinds are one")
         left = self.sampler.pass_over_all()[progress.batches :]  # full batches, because of BN
-        ids = torch.cat([self._own_part(batch) for batch in left])
+        ids = torch.cat([self.group.own_part(batch) for batch in left])
         own_size = batch_size // self.group.size
         batches = plain_batches(self.dataset.store, ids, self.spec.image_size, own_size, self.device)
         norm = write_prior(
@@ -256,50 +239,18 @@ class _Run:
         """Rows and momentum of images that stayed, the prior for those that came; from the start of the epoch."""
         if not resumed or self.state.prior is not None:
             raise ValueError("--data-changed needs a checkpoint after the first step; the run has none yet")
-        old = self.state
-        epoch = old.step // before.steps_per_epoch(self.sampler.batch_size)
+        old, batch_size = self.state, self.sampler.batch_size
+        epoch = old.step // before.steps_per_epoch(batch_size)
         self.state, _ = build(self.config, self.dataset, self.device, self.group)
-        self.state.network.load_state_dict(old.network.state_dict())
-        for mine, theirs in zip(self.state.network.parameters(), old.network.parameters()):
-            if theirs in old.optimizer.state:
-                self.state.optimizer.state[mine] = old.optimizer.state[theirs]
-        classifier = self.state.classifier
-        classifier.take_rows(old.classifier)
-        self.state.step = classifier.step = epoch * self.steps_per_epoch
-        self._write_new_rows(before.new_ids)
-        self._save_change()
-        log.info("the images changed (%s); going on with epoch %d", before.words, epoch + 1)
-
-    def _write_new_rows(self, new_ids: Tensor) -> None:
-        """As the prior does it, with the encoder as it is now; as long as the other rows are on average."""
-        classifier = self.state.classifier
-        ids = new_ids[torch.isin(new_ids, self.dataset.instance_ids)]
-        start, stop = classifier.local_range
-        fresh = torch.zeros(len(classifier.weight), dtype=torch.bool, device=classifier.weight.device)
-        fresh[new_ids[(new_ids >= start) & (new_ids < stop)].to(fresh.device) - start] = True
-        classifier.momentum[fresh] = 0
-        if len(ids) == 0:
-            return
-        kept = classifier.weight[~fresh & classifier.alive].float().norm(dim=1)
-        sums = add_up(self.group, torch.stack([kept.sum(), torch.tensor(float(len(kept)), device=kept.device)]))
-        length = float(sums[0] / sums[1].clamp(min=1)) or 1.0
-        network = self.state.network.eval()
-        with torch.no_grad():
-            images = plain_batches(self.dataset.store, ids, self.spec.image_size, self.sampler.batch_size, self.device)
-            for pictures, read_ids in track(images, -(-len(ids) // self.sampler.batch_size), "rows of new images"):
-                classifier.set_rows(read_ids, length * F.normalize(network(pictures).float()))
-        network.train()
-
-    def _save_change(self) -> None:
-        """The checkpoint and the list belong together: an interruption between them is repaired by the next start."""
+        take_state(self.state, old)
+        self.state.step = self.state.classifier.step = epoch * self.steps_per_epoch
+        write_new_rows(self.state, self.dataset, before.new_ids, self.spec.image_size, batch_size)
         if self.state.hardest is not None:
             self.state.hardest = self.state.classifier.hardest(self.state.hardest.shape[1])
+        # The checkpoint and the list belong together: an interruption between them is repaired by the next start.
         checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
         first_alone(self.group, lambda: accept_change(self.run))
-
-    def _own_part(self, ids: Tensor) -> Tensor:
-        """This rank's share of a batch."""
-        return ids.view(self.group.size, -1)[self.group.rank]
+        log.info("the images changed (%s); going on with epoch %d", before.words, epoch + 1)
 
     def _saving(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of the prior's pass. From time to time, and when interrupted, what is done so far is saved."""
@@ -318,7 +269,7 @@ class _Run:
         state, running = self.state, self.config.running
         save_every = running.save_every or self.steps_per_epoch
         self.network = self.group.data_parallel(state.network)
-        self.last_time, self.last_step = time.monotonic(), state.step
+        self.monitor.start_timing()
         self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
         self.clock = Clock(self.device)
         self.clock.start(self._is_logged(state.step + 1))
@@ -337,14 +288,16 @@ class _Run:
                     trouble = self.dataset.store.trouble
                     stopping = may_stop and any_rank(self.group, self.interrupt.asked or bool(trouble))
                     if result.ranks is not None:
-                        loss, top1, speed = self._log_step(float(result.loss), result.ranks)
+                        loss = float(result.loss)
+                        top1, speed = self.monitor.log_step(loss, result.ranks, self.lr)
                         progress.update(task, loss=f"{loss:.3f}", top1=f"{top1:.1%}", speed=f"{speed:,.0f}")
                     progress.update(task, completed=state.step)
                     epoch, rest = divmod(state.step, self.steps_per_epoch)
                     if rest == 0:
-                        self._log_epoch(epoch, float(result.loss))
+                        seconds = time.monotonic() - self.epoch_began
+                        self.monitor.log_epoch(float(result.loss), seconds, self.hardest_seconds, self.clock.shares())
                     if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
-                        self._evaluate()
+                        self.monitor.evaluate()
                     if state.step % save_every == 0 or is_last or stopping:
                         self._save()
                     if rest == 0:
@@ -363,7 +316,7 @@ class _Run:
 
     def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         steps = range(first_step, self.num_steps)
-        keys_and_ids = ((self._view_keys(step), self._own_part(self.sampler.batch(step))) for step in steps)
+        keys_and_ids = ((self._view_keys(step), self.group.own_part(self.sampler.batch(step))) for step in steps)
         return view_batches(
             self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self.config.views.augmentation
         )
@@ -436,129 +389,12 @@ class _Run:
             f"{silent or 'see their messages'} ({reason}). Go on with: {self._resume_command()}"
         )
 
-    def _log_epoch(self, epoch: int, loss: float) -> None:
-        """Its time is that of the steps this process has taken, from the search for hardest classes to the last one."""
-        seconds = time.monotonic() - self.epoch_began
-        shares = self.clock.shares()
-        log.info(
-            "epoch %d/%d: loss %.3f, %.1f s, hardest classes %.1f %% of it; a step is %s",
-            *(epoch, self.config.training.epochs, loss, seconds, 100 * self.hardest_seconds / seconds),
-            ", ".join(f"{part} {share:.0%}" for part, share in shares.items()),
-        )
-        if shares.get("data", 0) > MUCH:
-            log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, self._advice())
-        if self.metrics is not None:
-            more = {f"{part}_share": share for part, share in shares.items()}
-            self.metrics.write(
-                "epoch", self.state.step, epoch, seconds=seconds, hardest_seconds=self.hardest_seconds, **more
-            )
-
-    def _advice(self) -> str:
-        """What to change when the encoder waits for images."""
-        store, running = self.dataset.store, self.config.running
-        remedies = ["a smaller --image-size"]
-        if isinstance(store, FileStore) and not self.config.images.cache:
-            remedies.insert(0, "--cache (decodes every image once and keeps it)")
-        if running.threads is not None and running.threads < own_cores():
-            remedies.insert(0, f"--threads {own_cores()}")
-        return f"the encoder waits for images; what helps: {', '.join(remedies)}, or a larger encoder at no cost"
-
-    def _log_step(self, loss: float, ranks: Tensor) -> tuple[float, float, float]:
-        """(loss, top-1 of the batch, images per second), also written to the metrics."""
-        top1 = float((gather(self.group, ranks) < 1).float().mean())
-        now, step = time.monotonic(), self.state.step
-        speed = (step - self.last_step) * self.sampler.batch_size / max(now - self.last_time, 1e-9)
-        self.last_time, self.last_step = now, step
-        if self.metrics is None:
-            return loss, top1, speed
-        self.metrics.write(
-            "step",
-            step,
-            step / self.steps_per_epoch,
-            loss=loss,
-            batch_top1=top1,
-            lr=self.lr,
-            images_per_second=round(speed, 1),
-            peak_memory_bytes=peak_memory_bytes(),
-        )
-        return loss, top1, speed
-
-    # --- numbers and files --------------------------------------------------------------------------------------------
-
-    def _evaluate(self, more: dict[str, float] | None = None) -> None:
-        """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
-        average_statistics(self.state.network, self.group)
-        epoch = self.state.step // self.steps_per_epoch
-        numbers = dict(self._health(epoch))
-        all_or_none(self.group, lambda: self._write_evaluation(epoch, {**numbers, **(more or {})}))
-        self.last_time, self.last_step = time.monotonic(), self.state.step
-
-    def _write_evaluation(self, epoch: int, numbers: dict[str, float]) -> None:
-        """By the first rank; the others wait."""
-        if self.metrics is None:
-            return
-        numbers = {**numbers, **dict(self._knn())}
-        self.metrics.write("evaluation", self.state.step, epoch, **numbers)
-        save_encoder(self.state.network.encoder, self.run / "encoder.safetensors", step=str(self.state.step))
-        shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
-        shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
-        shown.append(f"effective rank {numbers['effective_rank']:.1f}")
-        log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, ", ".join(shown))
-        if epoch:
-            log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, verdict(read_metrics(self.metrics.path)))
-
-    def _knn(self) -> Iterator[tuple[str, float]]:
-        if self.split is None:
-            return
-        encoder, size = self.state.network.encoder, self.spec.image_size
-        bank, bank_labels = extract_labelled(encoder, self.split.bank, size, self.device)
-        queries, query_labels = extract_labelled(encoder, self.split.queries, size, self.device)
-        yield from knn(bank, bank_labels, queries, query_labels)
-
-    @torch.no_grad()
-    def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
-        """On fresh views of up to 1,024 instances, the same at each evaluation."""
-        config, network = self.config, self.state.network
-        seed = config.training.seed
-        all_ids = self.dataset.instance_ids
-        order = torch.randperm(len(all_ids), generator=randomness.generator(seed, "health"))
-        ids = all_ids[order[: min(HEALTH_INSTANCES, len(order)) // self.group.size * self.group.size]]
-        ids = self._own_part(ids)
-        keys = [randomness.key_of(seed, "health", epoch)]
-        batches = view_batches(
-            self.dataset.store,
-            [(keys, part) for part in ids.split(256)],
-            self.spec.image_size,
-            self.device,
-            **self.config.views.augmentation,
-        )
-        network.eval()
-        features, embeddings, read_ids = [], [], []
-        for views, part in batches:
-            features.append(network.encoder(views).float())
-            embeddings.append(network.head(features[-1]).float())
-            read_ids.append(part)
-        network.train()
-        yield from health(self.state.classifier, torch.cat(features), torch.cat(embeddings), torch.cat(read_ids))
-
     def _save(self) -> None:
         average_statistics(self.state.network, self.group)
         if not checkpoint.all_finite(self.state):
             raise RunStopped(self._diverged())
-        all_or_none(self.group, self.metrics.sync if self.metrics is not None else lambda: None)
+        all_or_none(self.group, self.monitor.sync)
         self.saver.save(self.state)
 
     def _resume_command(self) -> str:
         return f"millionway pretrain --resume --out {shlex.quote(str(self.run))}"
-
-    def _write_neighbors(self) -> None:
-        """For the report: some images and what the encoder finds alike."""
-        encoder = self.state.network.encoder
-        seed, started = self.config.training.seed, time.monotonic()
-        order = torch.randperm(len(self.dataset.instance_ids), generator=randomness.generator(seed, "neighbors"))
-        some = self.dataset.instance_ids[order[: self.config.running.eval_images]]
-        features, ids = extract(encoder, self.dataset, some, self.spec.image_size, self.device)
-        labels = None if self.config.images.labels == "none" else self.dataset.labels
-        rows = neighbors(self.dataset, ids, features, labels)
-        summary, seconds = {"numbers": {"rows": rows}}, time.monotonic() - started
-        write_result(self.run / "evaluation", "neighbors", summary, {}, [seed], seconds)

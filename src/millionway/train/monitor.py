@@ -1,0 +1,202 @@
+"""What a run measures of itself and writes down: steps, epochs, evaluations, the encoder file, neighbors."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from millionway import randomness
+from millionway.config import Pretrain
+from millionway.console import track
+from millionway.data.dataset import Dataset, open_test
+from millionway.data.loader import FileStore, view_batches
+from millionway.evaluation.features import Split, extract, extract_labelled, labelled_split
+from millionway.evaluation.health import health
+from millionway.evaluation.knn import knn
+from millionway.evaluation.neighbors import neighbors
+from millionway.evaluation.results import write_result
+from millionway.files import read_metrics
+from millionway.model.encoder import EncoderSpec
+from millionway.model.encoder_file import save_encoder
+from millionway.parallel.collectives import all_or_none, gather
+from millionway.parallel.group import Group
+from millionway.parallel.sync_bn import average_statistics
+from millionway.train.checkpoint import State
+from millionway.train.clock import MUCH
+from millionway.train.metrics import Metrics, peak_memory_bytes
+from millionway.train.setup import own_cores
+from millionway.verdict import verdict
+
+log = logging.getLogger("millionway")
+
+HEALTH_INSTANCES = 1024
+
+
+def labelled_images(config: Pretrain, dataset: Dataset) -> Split | None:
+    """Those that k-NN is scored with; None if there are no labels or nobody wants them."""
+    if config.images.labels == "none":
+        return None
+    num_threads = config.running.threads or 1
+    test = open_test(
+        config.data, config.images.test_data, config.images.data_root, num_threads=num_threads, progress=track
+    )
+    split = labelled_split(dataset, test, config.training.seed, config.running.eval_images)
+    if split is not None and not config.resume:
+        num_names = len(split.label_names)
+        log.info("labels found (%d names): k-NN is scored with them, training does not see them", num_names)
+    return split
+
+
+@dataclass
+class Monitor:
+    config: Pretrain
+    run: Path
+    dataset: Dataset
+    device: torch.device
+    state: State
+    spec: EncoderSpec
+    group: Group
+    steps_per_epoch: int
+    split: Split | None
+    """labelled images, on the first rank and if there are any"""
+    metrics: Metrics | None
+    """on the first rank"""
+
+    # --- steps and epochs ---------------------------------------------------------------------------------------------
+
+    def start_timing(self) -> None:
+        """Steps from here on count for the next speed."""
+        self.last_time, self.last_step = time.monotonic(), self.state.step
+
+    def log_step(self, loss: float, ranks: Tensor, lr: float) -> tuple[float, float]:
+        """(top-1 of the batch, images per second), also written to the metrics."""
+        assert self.config.training.batch_size
+        top1 = float((gather(self.group, ranks) < 1).float().mean())
+        seconds = max(time.monotonic() - self.last_time, 1e-9)
+        speed = (self.state.step - self.last_step) * self.config.training.batch_size / seconds
+        self.start_timing()
+        if self.metrics is not None:
+            self.metrics.write(
+                "step",
+                self.state.step,
+                self.state.step / self.steps_per_epoch,
+                loss=loss,
+                batch_top1=top1,
+                lr=lr,
+                images_per_second=round(speed, 1),
+                peak_memory_bytes=peak_memory_bytes(),
+            )
+        return top1, speed
+
+    def log_epoch(self, loss: float, seconds: float, hardest_seconds: float, shares: dict[str, float]) -> None:
+        """seconds: of the steps this process has taken, from the search for hardest classes to the last one."""
+        epoch = self.state.step // self.steps_per_epoch
+        name = f"epoch {epoch}/{self.config.training.epochs}"
+        log.info(
+            "%s: loss %.3f, %.1f s, hardest classes %.1f %% of it; a step is %s",
+            *(name, loss, seconds, 100 * hardest_seconds / seconds),
+            ", ".join(f"{part} {share:.0%}" for part, share in shares.items()),
+        )
+        if shares.get("data", 0) > MUCH:
+            log.info("%s: %s", name, self._advice())
+        if self.metrics is not None:
+            numbers = {"seconds": seconds, "hardest_seconds": hardest_seconds}
+            numbers |= {f"{part}_share": share for part, share in shares.items()}
+            self.metrics.write("epoch", self.state.step, epoch, **numbers)
+
+    def _advice(self) -> str:
+        """What to change when the encoder waits for images."""
+        running = self.config.running
+        remedies = ["a smaller --image-size"]
+        if isinstance(self.dataset.store, FileStore) and not self.config.images.cache:
+            remedies.insert(0, "--cache (decodes every image once and keeps it)")
+        if running.threads is not None and running.threads < own_cores():
+            remedies.insert(0, f"--threads {own_cores()}")
+        return f"the encoder waits for images; what helps: {', '.join(remedies)}, or a larger encoder at no cost"
+
+    # --- evaluations --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, more: dict[str, float] | None = None) -> None:
+        """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
+        average_statistics(self.state.network, self.group)
+        epoch = self.state.step // self.steps_per_epoch
+        numbers = {**dict(self._health(epoch)), **(more or {})}
+        all_or_none(self.group, lambda: self._write_evaluation(epoch, numbers))
+        self.start_timing()
+
+    def _write_evaluation(self, epoch: int, numbers: dict[str, float]) -> None:
+        """By the first rank; the others wait."""
+        if self.metrics is None:
+            return
+        numbers = {**numbers, **dict(self.knn())}
+        self.metrics.write("evaluation", self.state.step, epoch, **numbers)
+        save_encoder(self.state.network.encoder, self.run / "encoder.safetensors", step=str(self.state.step))
+        shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
+        shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
+        shown.append(f"effective rank {numbers['effective_rank']:.1f}")
+        log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, ", ".join(shown))
+        if epoch:
+            log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, verdict(read_metrics(self.metrics.path)))
+
+    def knn(self) -> Iterator[tuple[str, float]]:
+        """Nothing where there are no labels."""
+        if self.split is None:
+            return
+        encoder, size = self.state.network.encoder, self.spec.image_size
+        bank, bank_labels = extract_labelled(encoder, self.split.bank, size, self.device)
+        queries, query_labels = extract_labelled(encoder, self.split.queries, size, self.device)
+        yield from knn(bank, bank_labels, queries, query_labels)
+
+    @torch.no_grad()
+    def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
+        """On fresh views of up to 1,024 instances, the same at each evaluation."""
+        network, seed = self.state.network, self.config.training.seed
+        ids = self._some("health", HEALTH_INSTANCES)
+        ids = self.group.own_part(ids[: len(ids) // self.group.size * self.group.size])
+        keys = [randomness.key_of(seed, "health", epoch)]
+        batches = view_batches(
+            self.dataset.store,
+            [(keys, part) for part in ids.split(256)],
+            self.spec.image_size,
+            self.device,
+            **self.config.views.augmentation,
+        )
+        network.eval()
+        features, embeddings, read_ids = [], [], []
+        for views, part in batches:
+            features.append(network.encoder(views).float())
+            embeddings.append(network.head(features[-1]).float())
+            read_ids.append(part)
+        network.train()
+        yield from health(self.state.classifier, torch.cat(features), torch.cat(embeddings), torch.cat(read_ids))
+
+    def write_neighbors(self) -> None:
+        """For the report: some images and what the encoder finds alike."""
+        seed, started = self.config.training.seed, time.monotonic()
+        some = self._some("neighbors", self.config.running.eval_images)
+        features, ids = extract(self.state.network.encoder, self.dataset, some, self.spec.image_size, self.device)
+        labels = None if self.config.images.labels == "none" else self.dataset.labels
+        rows = neighbors(self.dataset, ids, features, labels)
+        summary, seconds = {"numbers": {"rows": rows}}, time.monotonic() - started
+        write_result(self.run / "evaluation", "neighbors", summary, {}, [seed], seconds)
+
+    def _some(self, purpose: str, at_most: int | None) -> Tensor:
+        """Ids of some instances, the same whenever they are asked for."""
+        ids = self.dataset.instance_ids
+        order = torch.randperm(len(ids), generator=randomness.generator(self.config.training.seed, purpose))
+        return ids[order[:at_most]]
+
+    def sync(self) -> None:
+        """Everything written is on the disk."""
+        if self.metrics is not None:
+            self.metrics.sync()
+
+    def close(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
+        if self.split is not None:
+            self.split.queries.dataset.store.close()
