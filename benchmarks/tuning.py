@@ -56,27 +56,33 @@ CHOSEN = {"row_lr": 10.0, "batch_size": 64, "temperature": 0.1, "head": "linear"
 
 def tried() -> list[Job]:
     """Every setting for five epochs of seed 0."""
-    return [_job(changes, 5, 0) for changes in CHANGES]
+    return [job(changes, 5, 0) for changes in CHANGES]
 
 
 def chosen(seed: int) -> Job:
     """The presets' values, for ten epochs of another seed."""
-    return _job(CHOSEN, 10, seed)
+    return job(CHOSEN, 10, seed)
 
 
-def _job(changes: dict, epochs: int, seed: int) -> Job:
+def job(changes: dict, epochs: int, seed: int) -> Job:
     values = {**BASE, **changes}
     name = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in values.items())
     return Job(cell(name, epochs, **values), seed, OUT)
+
+
+def common(data: str, test_data: str | None) -> dict:
+    """Settings of all runs."""
+    some = {"max_images": IMAGES, "eval_images": 5000}
+    return {"preset": "cifar10-small", "batch_size": BATCH_SIZE, "data": data, "test_data": test_data, **some}
 
 
 def table(jobs: list[Job]) -> str:
     columns = {"lr": "lr", "row_lr": "row lr", "temperature": "temperature", "batch_size": "batch", "head": "head"}
     lines = [f"| {' | '.join(columns.values())} | other | k-NN | linear | instance top-1 |", "|---" * 9 + "|"]
     usual = {**cell("", 5).settings, **BASE}
-    finished = [(job, json.loads(job.result.read_text())) for job in jobs if job.result.exists()]
-    for job, result in sorted(finished, key=lambda item: -item[1]["knn_200"]):
-        settings = {"batch_size": BATCH_SIZE, **job.cell.settings}
+    finished = [(each, json.loads(each.result.read_text())) for each in jobs if each.result.exists()]
+    for each, result in sorted(finished, key=lambda item: -item[1]["knn_200"]):
+        settings = {"batch_size": BATCH_SIZE, **each.cell.settings}
         values = [str(settings[name]) for name in columns]
         other = [name for name, value in settings.items() if name not in columns and value != usual.get(name)]
         values.append(", ".join(f"{name} {settings[name]}".replace("_", " ") for name in other))
@@ -93,11 +99,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2)
     asked = parser.parse_args()
-    settings = {"preset": "cifar10-small", "batch_size": BATCH_SIZE, "max_images": IMAGES, "eval_images": 5000}
-    settings |= {"data": asked.data, "test_data": asked.test_data}
     jobs = tried() if asked.part == "tune" else [chosen(seed) for seed in asked.seeds]
     with messages():
-        run_jobs(jobs, settings, asked.jobs, num_cores(), lambda: None)
+        run_jobs(jobs, common(asked.data, asked.test_data), asked.jobs, num_cores(), lambda: None)
     if asked.part == "tune":
         write_between_marks(ROOT / "docs" / "experiments.md", "tuning", table(jobs))
 
