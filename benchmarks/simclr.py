@@ -26,7 +26,7 @@ from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.loader import view_batches
 from millionway.data.sampler import Sampler
 from millionway.environment import describe_environment, num_cores
-from millionway.evaluation.features import Split, extract_labelled, labelled_split
+from millionway.evaluation.features import Split, extract_labeled, labeled_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
 from millionway.files import write_whole
@@ -104,7 +104,7 @@ def train(config: Pretrain, dataset: Dataset, split: Split, few: Split | None, t
 def _features(encoder: Encoder, split: Split) -> list[torch.Tensor]:
     """Bank, its labels, queries, their labels."""
     parts = (split.bank, split.queries)
-    return [tensor for part in parts for tensor in extract_labelled(encoder, part, encoder.spec.image_size, CPU)]
+    return [tensor for part in parts for tensor in extract_labeled(encoder, part, encoder.spec.image_size, CPU)]
 
 
 def best_values() -> Values:
@@ -168,8 +168,8 @@ def run(job: Job, chosen: argparse.Namespace) -> None:
     torch.set_num_threads(max(1, num_cores() // chosen.jobs))
     dataset = open_dataset(chosen.data, max_images=chosen.images)
     test = open_test(chosen.data, chosen.test_data, None)
-    split = labelled_split(dataset, test, 0, None)
-    few = labelled_split(dataset, test, 0, 5000) if chosen.part == "run" else None
+    split = labeled_split(dataset, test, 0, None)
+    few = labeled_split(dataset, test, 0, 5000) if chosen.part == "run" else None
     assert split is not None
     values = asdict(job.values)
     settings = {"data": chosen.data, "seed": job.seed, "epochs": job.epochs, **values}

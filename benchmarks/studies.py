@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar10", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", nargs="+", help="studies to run, by name")
+    parser.add_argument("--only", nargs="+", choices=sorted({study for _, study in PLAN}), help="studies to run")
     parser.add_argument("--cells", nargs="+", default=(), help="rows of the one study to run, by name")
     chosen = parser.parse_args()
     data = {

@@ -1,4 +1,4 @@
-"""Pretrain a vision encoder on your own unlabelled images by telling every one of them apart.
+"""Pretrain a vision encoder on your own unlabeled images by telling every one of them apart.
 
 The verbs of the command line as functions. What they need is imported when they are called.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from millionway.config import Pretrain
@@ -129,7 +129,7 @@ def evaluate(
     manifest = max_images = None
     if data is None:
         if run is None:
-            raise ValueError("--data is missing: labelled images")
+            raise ValueError("--data is missing: labeled images")
         stored = run_config(run)
         max_images, test_data = stored.images.max_images, test_data or stored.images.test_data
         data, data_root, manifest = stored.data, data_root or stored.images.data_root, run / "manifest.arrow"
@@ -176,10 +176,11 @@ def plan(
     """
     import torch
 
+    from millionway.config import Storage
     from millionway.train import plan as planning
 
-    if storage not in ("float32", "bfloat16"):
-        raise ValueError(f"storage is one of float32, bfloat16, not {storage}")
+    if storage not in get_args(Storage):
+        raise ValueError(f"storage is one of {', '.join(get_args(Storage))}, not {storage}")
     question = planning.Question(
         planning.number(instances),
         dim,

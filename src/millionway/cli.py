@@ -46,11 +46,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except (RuntimeError, OSError) as error:
         from millionway.data.workers import ReaderKilled
+        from millionway.parallel.collectives import OtherRankFailed
         from millionway.train.pretrain import Interrupted, RunStopped
 
         if isinstance(error, OSError):
             return _fail(f"{error.filename or 'error'}: {error.strerror or error}", 1)
-        if not isinstance(error, RunStopped | ReaderKilled):
+        if not isinstance(error, RunStopped | ReaderKilled | OtherRankFailed):
             raise
         return _fail(str(error), 130 if isinstance(error, Interrupted) else 1)
 
@@ -63,7 +64,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _print_verbs() -> None:
-    out.print("[bold]millionway[/bold]: pretrain a vision encoder on your own unlabelled images.\n")
+    out.print("[bold]millionway[/bold]: pretrain a vision encoder on your own unlabeled images.\n")
     table = Table.grid(padding=(0, 3))
     for name, verb in VERBS.items():
         table.add_row(f"  millionway {name}", (verb.__doc__ or "").strip().splitlines()[0])
@@ -105,10 +106,13 @@ def pretrain(args: list[str]) -> None:
 
 
 def _after_restart(args: list[str]) -> list[str]:
-    """torchrun gives the same command again after a failure: then the run goes on, if it had begun."""
+    """torchrun gives the same command again after a failure: then the run goes on, if it had begun.
+
+    The settings stay, so that another run's folder is refused.
+    """
     out = _value_of("--out", args)
     if times_restarted() and out and "--resume" not in args and (Path(out) / "config.json").exists():
-        return ["--resume", "--out", out]
+        return [*args, "--resume"]
     return args
 
 
@@ -145,7 +149,7 @@ class Evaluate:
     image_size: config.Chosen[int] = None
     """side of the images for such an encoder; by default 224"""
     data: config.Chosen[str] = None
-    """labelled images (names of the first folders are the labels); by default the run's own. detect: a folder in VOC
+    """labeled images (names of the first folders are the labels); by default the run's own. detect: a folder in VOC
     layout, or a COCO .json beside its images"""
     test_data: config.Chosen[str] = None
     """the images that ask; by default the data's test split, or a held-out fifth of each class"""
@@ -158,7 +162,7 @@ class Evaluate:
     seed: int = 0
     """of the held-out part, the subsets and the training of classifiers"""
     seeds: int = 1
-    """how many seeds, from --seed on: mean, spread and 95 %% interval"""
+    """how many seeds, from --seed on: mean, spread and 95 % interval"""
     epochs: config.Chosen[int] = None
     """of the training of a classifier; by default the protocol's"""
     batch_size: config.Chosen[int] = None
@@ -192,7 +196,7 @@ class Evaluate:
     bad_boxes: Literal["error", "drop"] = "error"
     """detect: what to do with boxes outside their image or without area"""
     cache: bool = True
-    """keep features for the next time"""
+    """whether features are kept for the next time"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """where to compute"""
     threads: config.Chosen[int] = None
@@ -235,8 +239,8 @@ class Plan:
     """side of a view in pixels"""
     hardest: int = 100
     """K of the smoothed labels, 0 without"""
-    storage: Literal["float32", "bfloat16"] = "float32"
-    """how rows and their momentum are stored"""
+    storage: config.Storage = "float32"
+    """how rows and their momentum are kept"""
     num_views: int = 2
     """of an image per step"""
     micro_batch: config.Chosen[int] = None
@@ -429,7 +433,7 @@ class Study:
     out: Path
     """folder of the study; several studies may share it, and their runs"""
     data: config.Chosen[str] = None
-    """labelled images; by default the preset's"""
+    """labeled images; by default the preset's"""
     preset: config.Chosen[str] = None
     """what all runs have in common; `millionway presets` lists them"""
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -441,7 +445,7 @@ class Study:
     cells: tuple[str, ...] = ()
     """only these rows of the study's table, by name"""
     test_data: config.Chosen[str] = None
-    """other labelled images that ask; by default the data's test split, or a held-out fifth"""
+    """other labeled images that ask; by default the data's test split, or a held-out fifth"""
     max_images: config.Chosen[int] = None
     """train on at most so many of the images, always the same ones; by default all"""
     set: tuple[str, ...] = ()

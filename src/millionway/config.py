@@ -21,6 +21,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 T = TypeVar("T")
+Storage = Literal["float32", "bfloat16"]
 # A setting that is chosen by `resolve` unless it is given; the help does not show its None.
 Chosen = Annotated[
     T | None, tyro.conf.arg(help_behavior_hint=lambda text: "" if "None" in text else f"(default: {text})")
@@ -77,6 +78,8 @@ class Classifier:
     """alpha: how much of the label they share; 0 turns it off"""
     classes_per_step: Chosen[int | Literal["full"]] = None
     """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
+    storage: Storage = "float32"
+    """how rows and their momentum are kept: bfloat16 takes half the memory, rounded at random, computed in float32"""
 
     @property
     def sampled(self) -> int | None:
@@ -117,7 +120,7 @@ class Images:
     labels: Literal["auto", "none"] = "auto"
     """auto: names of the first folders, or those of a named set; only ever used for scoring"""
     test_data: Chosen[str] = None
-    """other labelled images that ask in the k-NN during training; by default the data's test split, or a fifth"""
+    """other labeled images that ask in the k-NN during training; by default the data's test split, or a fifth"""
     data_root: Chosen[Path] = None
     """where named sets are stored; by default ~/.cache/millionway/data, or $MILLIONWAY_DATA"""
     manifest: Chosen[Path] = None
@@ -257,8 +260,12 @@ def check(config: Pretrain) -> None:
         raise ValueError(f"--crop-min is a share of the image above 0 and up to 1, not {values['crop_min']}")
     if values["image_size"] is not None and values["image_size"] < 8:
         raise ValueError(f"--image-size must be at least 8 pixels, not {values['image_size']}")
-    if any(value <= 0 for value in values["std"]):
+    if not all(math.isfinite(value) for value in values["mean"]):
+        raise ValueError(f"--mean must be finite, not {values['mean']}")
+    if not all(value > 0 and math.isfinite(value) for value in values["std"]):
         raise ValueError(f"--std must be positive, not {values['std']}")
+    if values["micro_batch"] is not None and values["micro_batch"] * values["num_views"] < 2:
+        raise ValueError("--micro-batch 1 with --num-views 1: batch normalization compares at least 2 views")
     if config.classifier.sampled is not None and config.classifier.sampled < 1:
         raise ValueError(f"--classes-per-step must be positive, not {config.classifier.sampled}")
     if config.classifier.sampled and values["smoothing"] and values["hardest"] != 0:
@@ -295,12 +302,17 @@ def resolve(
     # At least eight steps per epoch, also for few images.
     batch_size = training.batch_size or min(512 if has_gpu else 256, max(2, num_images // 8))
     if training.batch_size is None:
-        batch_size = max(num_ranks, batch_size // num_ranks * num_ranks)
+        batch_size = max(2 * num_ranks if num_ranks > 1 else 1, batch_size // num_ranks * num_ranks)
     if batch_size % num_ranks:
         near = [size for size in (batch_size // num_ranks * num_ranks, -(-batch_size // num_ranks) * num_ranks) if size]
         raise ValueError(
             f"--batch-size {batch_size} cannot be shared equally by {num_ranks} processes. "
             f"The nearest that can: {' and '.join(map(str, near))}."
+        )
+    if batch_size < 2 * num_ranks and not training.sync_bn:
+        raise ValueError(
+            f"--batch-size {batch_size} leaves one image to each of {num_ranks} processes, and batch normalization "
+            f"compares several. Use at least {2 * num_ranks}, or --sync-bn."
         )
     if batch_size > num_images:
         raise ValueError(

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from millionway.data.dataset import open_dataset
-from millionway.evaluation.features import labelled_split
+from millionway.evaluation.features import labeled_split
 from millionway.evaluation.health import effective_rank, health
 from millionway.evaluation.knn import knn, largest, votes
 from millionway.evaluation.linear import linear
@@ -19,7 +19,7 @@ from millionway.model.classifier import InstanceClassifier
 def features():
     """(bank, bank labels, queries, query labels): the digits' own pixels, which are features of a kind."""
     dataset = open_dataset("digits")
-    split = labelled_split(dataset, None, seed=0)
+    split = labeled_split(dataset, None, seed=0)
     assert split is not None
     pixels = torch.from_numpy(dataset.source.pixels).float().flatten(1)  # pyright: ignore[reportAttributeAccessIssue]
     return tuple(part for each in (split.bank, split.queries) for part in (pixels[each.instance_ids], each.labels))
@@ -64,7 +64,7 @@ def test_linear_is_near_scikit_learns(features) -> None:
 
 def test_held_out_part_is_balanced_seeded_and_disjoint() -> None:
     dataset = open_dataset("digits")
-    split, again, other = (labelled_split(dataset, None, seed) for seed in (0, 0, 1))
+    split, again, other = (labeled_split(dataset, None, seed) for seed in (0, 0, 1))
     assert split and again and other
     asked, answered = set(split.queries.instance_ids.tolist()), set(split.bank.instance_ids.tolist())
     assert not asked & answered and len(asked | answered) == 1797
@@ -73,7 +73,7 @@ def test_held_out_part_is_balanced_seeded_and_disjoint() -> None:
     assert torch.equal(split.queries.instance_ids, again.queries.instance_ids)
     assert not torch.equal(split.queries.instance_ids, other.queries.instance_ids)
     assert abs(split.chance - 0.1) < 0.01
-    limited = labelled_split(dataset, None, 0, max_images=100)
+    limited = labeled_split(dataset, None, 0, max_images=100)
     assert limited and len(limited.bank.instance_ids) == len(limited.queries.instance_ids) == 100
 
 
@@ -82,13 +82,13 @@ def test_folders_named_train_and_test_are_the_split(tmp_path, digit_folder) -> N
 
     for part in ("train", "test"):
         shutil.copytree(digit_folder, tmp_path / part)
-    split = labelled_split(open_dataset(str(tmp_path)), None, 0)
+    split = labeled_split(open_dataset(str(tmp_path)), None, 0)
     assert split and len(split.bank.instance_ids) == len(split.queries.instance_ids) == 120
     shutil.copytree(digit_folder, tmp_path / "val")  # beside a test split it is for choices, so for training here
-    split = labelled_split(open_dataset(str(tmp_path)), None, 0)
+    split = labeled_split(open_dataset(str(tmp_path)), None, 0)
     assert split and len(split.bank.instance_ids) == 240 and len(split.queries.instance_ids) == 120
     shutil.rmtree(tmp_path / "test")
-    split = labelled_split(open_dataset(str(tmp_path)), None, 0)
+    split = labeled_split(open_dataset(str(tmp_path)), None, 0)
     assert split and len(split.bank.instance_ids) == len(split.queries.instance_ids) == 120
 
 

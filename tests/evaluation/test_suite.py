@@ -21,7 +21,7 @@ from millionway.data.dataset import open_dataset
 from millionway.data.loader import FileStore
 from millionway.evaluation import feature_cache, protocols
 from millionway.evaluation.feature_cache import FeatureCache
-from millionway.evaluation.features import labelled_split
+from millionway.evaluation.features import labeled_split
 from millionway.evaluation.few_labels import draw
 from millionway.evaluation.linear import Fit, accuracy, choose_lr, fit, linear
 from millionway.evaluation.retrieval import retrieval
@@ -140,7 +140,7 @@ def test_random_views_train_a_linear_classifier(encoder_file: Path, tmp_path: Pa
 
 
 def test_subsets_are_balanced_seeded_and_nested() -> None:
-    split = labelled_split(open_dataset("digits"), None, 0)
+    split = labeled_split(open_dataset("digits"), None, 0)
     assert split is not None
     one, again, other = (draw(split.bank, seed, share=0.1) for seed in (0, 0, 1))
     assert torch.equal(one.instance_ids, again.instance_ids)
@@ -389,7 +389,7 @@ def test_labels_stay_with_their_images_when_some_vanish(encoder_file: Path, digi
     shutil.copytree(digit_folder, tmp_path / "data")
     dataset = open_dataset(str(tmp_path / "data"), max_unreadable=1.0)
     dataset = replace(dataset, store=FileStore(dataset.source, dataset.manifest, 1, max_failed=1.0))
-    split = labelled_split(dataset, None, 0)
+    split = labeled_split(dataset, None, 0)
     assert split is not None
     for instance in split.bank.instance_ids[1::7].tolist():
         (tmp_path / "data" / dataset.manifest.keys[instance]).unlink()

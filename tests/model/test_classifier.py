@@ -235,6 +235,16 @@ def test_nan_is_named() -> None:
         InstanceClassifier(20, 8)(x, torch.tensor([0, 7]))
 
 
+def test_a_row_that_is_not_finite_is_not_called_dead() -> None:
+    classifier = InstanceClassifier(20, 8)
+    classifier.weight[7] = torch.nan
+    with pytest.raises(NotFiniteError, match="the row of instance 7 is not finite"):
+        classifier(torch.randn(2, 8), torch.tensor([0, 7]))
+    classifier.alive[0] = False
+    with pytest.raises(ValueError, match="instance 0 of the batch is not alive"):
+        classifier(torch.randn(2, 8), torch.tensor([0, 7]))
+
+
 @pytest.mark.parametrize("value", [{"lr": float("nan")}, {"momentum": -0.1}, {"weight_decay": float("inf")}])
 def test_bad_rates_are_named_before_anything_is_written(value: dict) -> None:
     classifier = make(20, 8)

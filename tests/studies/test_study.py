@@ -64,6 +64,8 @@ def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
     millionway.study("components", "digits", tmp_path, **SMALL)
     assert cells == {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     assert "correlation" in (tmp_path / "instance-vs-semantic.md").read_text()
+    again = millionway.study("components", "digits", tmp_path, cells=["MLP head"], **SMALL)
+    assert again.read_text() == text  # a row that was not asked for stays
     with pytest.raises(ValueError, match=r"other settings: --lr was 0\.06, now 0\.5"):
         millionway.study("components", "digits", tmp_path, lr=0.5, **SMALL)
 
@@ -175,7 +177,7 @@ def test_data_without_labels_is_refused(tmp_path: Path, digit_folder: Path, caps
     shutil.copytree(digit_folder, tmp_path / "train")
     shutil.rmtree(tmp_path / "train" / "3")
     message = refused(tmp_path / "train", "--test-data", str(digit_folder))
-    assert "1 classes of" in message and "have no training image (3)" in message
+    assert "1 of its classes" in message and "have no training image (3)" in message
 
 
 def test_grids_of_few_images_have_no_row_twice() -> None:

@@ -13,6 +13,7 @@ import millionway
 from millionway.data.indexing import build_manifest, update_manifest
 from millionway.data.manifest import REMOVED, Manifest
 from millionway.data.sources import open_source
+from millionway.files import read_metrics
 from millionway.model.classifier import InstanceClassifier
 from millionway.train import changes, checkpoint, pretrain
 
@@ -117,6 +118,7 @@ def test_removed_images_leave_dead_rows(photos: Path, digit_pixels: np.ndarray, 
     before = rows_of(run, 5)
     millionway.pretrain(out=run, resume=True, data_changed=True)
     after = rows_of(run, 6)
+    assert [line["epoch"] for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "epoch"] == [1, 2]
     assert torch.equal(after["rows"][10], before["rows"][10])  # nobody moved it
     assert not bool((after["hardest"] == 10).any())
     assert not torch.equal(after["rows"][11], before["rows"][11])
@@ -162,3 +164,21 @@ def test_bad_questions(photos: Path, digit_folder: Path, tmp_path: Path) -> None
     picture(tmp_path / "other" / "x.png", np.zeros((8, 8), np.uint8))
     with pytest.raises(ValueError, match="another data set"):
         millionway.pretrain(tmp_path / "other", run, resume=True, data_changed=True)
+    sorted(photos.rglob("*.png"))[10].unlink()
+    with pytest.raises(ValueError, match="the run is finished"):
+        millionway.pretrain(out=run, resume=True, data_changed=True)
+    some = millionway.pretrain(photos, tmp_path / "some", max_images=40, **{**SETTINGS, "epochs": 1})
+    with pytest.raises(ValueError, match="--max-images would choose other images"):
+        millionway.pretrain(out=some, resume=True, data_changed=True)
+
+
+def test_numbers_of_earlier_epochs_stay_when_there_are_fewer_steps(photos: Path, tmp_path: Path) -> None:
+    run = millionway.pretrain(photos, tmp_path / "run", **{**SETTINGS, "epochs": 4})  # three steps an epoch
+    shutil.rmtree(run / "checkpoints" / "step_00000012")
+    earlier = [line for line in read_metrics(run / "metrics.jsonl") if line["epoch"] <= 3]
+    for path in sorted(photos.rglob("*.png"))[::2]:
+        path.unlink()
+    millionway.pretrain(out=run, resume=True, data_changed=True)  # one step an epoch
+    lines = read_metrics(run / "metrics.jsonl")
+    assert lines[: len(earlier)] == earlier
+    assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [1, 2, 3, 4]

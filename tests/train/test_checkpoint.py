@@ -154,7 +154,7 @@ def test_metrics_are_cut_back_on_resume(tmp_path) -> None:
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "step", "st')  # a line torn by a crash
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
-    metrics = Metrics(tmp_path, resume_step=2)
+    metrics = Metrics(tmp_path, resume_at=(2, 1.0))
     metrics.write("step", 3, 1.5, loss=-1.0)
     metrics.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

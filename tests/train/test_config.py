@@ -115,3 +115,23 @@ def test_unknown_preset_is_named() -> None:
     for name in presets.PRESETS:
         check(presets.preset(name))
         assert presets.measured(name)
+
+
+def test_every_process_has_two_images() -> None:
+    assert flat(resolve(defaults(), 100, None, False, 1, num_ranks=8))["batch_size"] == 16
+    with pytest.raises(ValueError, match=r"leaves one image to each of 8 processes.*at least 16, or --sync-bn"):
+        resolve(defaults(batch_size=8), 100, None, False, 1, num_ranks=8)
+    assert flat(resolve(defaults(batch_size=8, sync_bn=True), 100, None, False, 1, num_ranks=8))["batch_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mean": (0.5, float("nan"), 0.5)}, "--mean must be finite"),
+        ({"std": (0.5, float("nan"), 0.5)}, "--std must be positive"),
+        ({"micro_batch": 1, "num_views": 1}, "at least 2 views"),
+    ],
+)
+def test_values_that_batch_normalization_cannot_bear(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(defaults(**settings))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from millionway import randomness
 from millionway.data.loader import plain_batches, view_batches
-from millionway.evaluation.features import Labelled
+from millionway.evaluation.features import Labeled
 from millionway.evaluation.work import Progress, Work
 
 MOMENTUM = 0.9
@@ -48,14 +48,14 @@ class Classified(nn.Module):
         return self.classifier(F.normalize(features) if self.normalize else features)
 
 
-def train(work: Work, part: Labelled, recipe: Recipe, what: str) -> Classified:
+def train(work: Work, part: Labeled, recipe: Recipe, what: str) -> Classified:
     """A trained copy; the encoder that is scored stays as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.key_of(work.seed, f"dropout {what}"))
         return _train(work, part, recipe, what)
 
 
-def _train(work: Work, part: Labelled, recipe: Recipe, what: str) -> Classified:
+def _train(work: Work, part: Labeled, recipe: Recipe, what: str) -> Classified:
     encoder = work.subject.encoder
     model = Classified(copy.deepcopy(encoder), encoder.feature_dim, work.num_labels, recipe.normalize)
     model = model.to(work.device).train()
@@ -110,7 +110,7 @@ def _tracked(items, total: int, what: str, progress: Progress | None):
 
 
 @torch.no_grad()
-def top_k_accuracy(work: Work, model: Classified, part: Labelled) -> dict[int, float]:
+def top_k_accuracy(work: Work, model: Classified, part: Labeled) -> dict[int, float]:
     """Share of images whose label is among the first k; k = 5 only where there are more labels."""
     size = work.subject.encoder.spec.image_size
     hits, num = {k: 0 for k in (1, 5) if k < work.num_labels}, 0

@@ -1,4 +1,4 @@
-"""Images -> features, and the split of labelled images that protocols are scored on."""
+"""Images -> features, and the split of labeled images that protocols are scored on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ BATCH_SIZE = 256
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labeled:
     """Some images of a data set, with what people called them."""
 
     dataset: Dataset
@@ -39,10 +39,10 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Split:
-    """Two disjoint labelled parts: the bank answers, the queries ask."""
+    """Two disjoint labeled parts: the bank answers, the queries ask."""
 
-    bank: Labelled
-    queries: Labelled
+    bank: Labeled
+    queries: Labeled
     label_names: list[str]
 
     @property
@@ -59,7 +59,7 @@ def no_labels(what: str, data: str) -> ValueError:
     )
 
 
-def labelled_split(train: Dataset, test: Dataset | None, seed: int, max_images: int | None = None) -> Split | None:
+def labeled_split(train: Dataset, test: Dataset | None, seed: int, max_images: int | None = None) -> Split | None:
     """Bank and queries; None if one of them is empty. Without a test split a seeded fifth of each class asks."""
     if train.labels is None or (test is not None and test.labels is None):
         return None
@@ -71,16 +71,16 @@ def labelled_split(train: Dataset, test: Dataset | None, seed: int, max_images: 
             raise ValueError(
                 f"{len(unknown)} classes of the test images have no training image ({', '.join(unknown[:5])})"
             )
-        bank, queries = _labelled_ids(train), _labelled_ids(test)
+        bank, queries = _labeled_ids(train), _labeled_ids(test)
     else:
-        bank, queries = _cut(_labelled_ids(train), train.labels, seed)
+        bank, queries = _cut(_labeled_ids(train), train.labels, seed)
     if not len(bank) or not len(queries):
         return None
     bank, queries = _subset(bank, max_images, seed), _subset(queries, max_images, seed)
-    return Split(_labelled(train, bank, names), _labelled(test or train, queries, names), names)
+    return Split(_labeled(train, bank, names), _labeled(test or train, queries, names), names)
 
 
-def _labelled_ids(dataset: Dataset) -> np.ndarray:
+def _labeled_ids(dataset: Dataset) -> np.ndarray:
     assert dataset.labels is not None
     return np.flatnonzero(dataset.manifest.readable & (dataset.labels.ids >= 0))
 
@@ -114,12 +114,12 @@ def _subset(ids: np.ndarray, max_images: int | None, seed: int) -> np.ndarray:
     return np.sort(ids[order[:max_images]])
 
 
-def _labelled(dataset: Dataset, ids: np.ndarray, names: list[str]) -> Labelled:
+def _labeled(dataset: Dataset, ids: np.ndarray, names: list[str]) -> Labeled:
     """With places in `names` as labels."""
     assert dataset.labels is not None
     place_of = {name: place for place, name in enumerate(names)}
     places = np.array([place_of[name] for name in dataset.labels.names])
-    return Labelled(dataset, torch.from_numpy(ids), torch.from_numpy(places[dataset.labels.ids[ids]]))
+    return Labeled(dataset, torch.from_numpy(ids), torch.from_numpy(places[dataset.labels.ids[ids]]))
 
 
 @torch.no_grad()
@@ -145,9 +145,9 @@ def extract(
     return torch.cat([features for features, _ in parts]), torch.cat([ids for _, ids in parts])
 
 
-def extract_labelled(
+def extract_labeled(
     encoder: nn.Module,
-    part: Labelled,
+    part: Labeled,
     image_size: int,
     device: torch.device,
     progress: Progress | None = None,
@@ -155,3 +155,11 @@ def extract_labelled(
     """(features, labels)"""
     features, ids = extract(encoder, part.dataset, part.instance_ids, image_size, device, progress)
     return features, part.labels_of(ids)
+
+
+def extract_split(
+    encoder: nn.Module, split: Split, image_size: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(features of the bank, its labels, features of the queries, their labels)"""
+    bank, queries = (extract_labeled(encoder, part, image_size, device) for part in (split.bank, split.queries))
+    return *bank, *queries

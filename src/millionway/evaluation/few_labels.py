@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from millionway import randomness
 from millionway.evaluation.end_to_end import Recipe, top_k_accuracy, train
-from millionway.evaluation.features import Labelled, draw_of_each
+from millionway.evaluation.features import Labeled, draw_of_each
 from millionway.evaluation.work import Work
 
 ENCODER_LR = 0.001
@@ -37,8 +37,8 @@ def few_labels(work: Work) -> Iterator[tuple[str, float]]:
 
 
 def draw(
-    part: Labelled, seed: int, share: float | None = None, per_class: int | None = None, names: list[str] | None = None
-) -> Labelled:
+    part: Labeled, seed: int, share: float | None = None, per_class: int | None = None, names: list[str] | None = None
+) -> Labeled:
     """So many images of each class (at least one), the same for the same seed."""
 
     def how_many(label: int, num: int) -> int:

@@ -23,7 +23,7 @@ from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
 from millionway.evaluation.boxes import boxes_fingerprint, has_boxes, read_boxes
 from millionway.evaluation.feature_cache import FeatureCache
-from millionway.evaluation.features import BATCH_SIZE, Split, labelled_split, no_labels
+from millionway.evaluation.features import BATCH_SIZE, Split, labeled_split, no_labels
 from millionway.evaluation.few_labels import few_labels
 from millionway.evaluation.finetune import finetune
 from millionway.evaluation.health import alignment, effective_rank, uniformity
@@ -266,7 +266,7 @@ def _detect(
 
 
 def _split(protocol: str, train: Dataset, test: Dataset | None, seed: int, data: str) -> Split:
-    split = labelled_split(train, test, seed)
+    split = labeled_split(train, test, seed)
     if split is None and train.labels is not None and (test is None or test.labels is not None):
         raise ValueError(
             f"evaluate {protocol}: {data}: a fifth of each class is held out, which needs three images of a class at "

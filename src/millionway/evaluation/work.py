@@ -1,4 +1,4 @@
-"""What a protocol is given: an encoder, labelled images, their features, and options."""
+"""What a protocol is given: an encoder, labeled images, their features, and options."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from millionway.data.workers import Progress
 from millionway.evaluation.feature_cache import FeatureCache
-from millionway.evaluation.features import Labelled, Split, extract
+from millionway.evaluation.features import Labeled, Split, extract
 from millionway.evaluation.subject import Subject
 
 
@@ -91,7 +91,7 @@ class Work:
         queries, query_labels = self._extract(self.split.queries)
         return Features(bank, bank_labels, queries, query_labels)
 
-    def _extract(self, part: Labelled) -> tuple[Tensor, Tensor]:
+    def _extract(self, part: Labeled) -> tuple[Tensor, Tensor]:
         encoder, size = self.subject.encoder, self.subject.encoder.spec.image_size
 
         def compute(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ TARGET_ROWS_AT_ONCE = 1 << 14  # rows gathered at a time for the sparse part of 
 
 
 class NotFiniteError(ValueError):
-    """Embeddings with NaN or infinity reached the classifier."""
+    """Embeddings or rows with NaN or infinity."""
 
 
 @dataclass
@@ -310,10 +310,16 @@ class InstanceClassifier(nn.Module):
         return (here & ~self.alive[places]).nonzero()[:, 0]
 
     def _check_alive(self, ids: Tensor, numbers: Tensor) -> None:
-        """A dead class of any rank has left a NaN here; so all ranks complain."""
-        dead = ids[torch.isnan(numbers)]
+        """A dead class of any rank has left a NaN here, as a row that is not finite does; so all ranks complain."""
+        wrong = torch.isnan(numbers)
+        if not bool(wrong.any()):
+            return
+        is_dead = torch.zeros(len(ids), dtype=torch.int32, device=ids.device)
+        is_dead[self._dead_here(ids)] = 1
+        dead = ids[collectives.add_up(self.group, is_dead) > 0]
         if len(dead):
             raise ValueError(f"instance {int(dead[0])} of the batch is not alive")
+        raise NotFiniteError(f"the row of instance {int(ids[wrong][0])} is not finite (NaN or infinity)")
 
     def _own_cosines(self, unit_x: Tensor, ids: Tensor, rows: softmax.Rows) -> Float[Tensor, " batch"]:
         places, here = find_places(ids, *self.local_range)

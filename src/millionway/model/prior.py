@@ -68,11 +68,12 @@ def write_prior(
                 classifier.set_rows(instance_ids, rows)
             progress.batches += 1
             progress.rows += len(rows)
-            progress.lengths += float(rows.norm(dim=1).sum(dtype=torch.float64))
+            progress.lengths += float(rows.norm(dim=1).cpu().double().sum())  # MPS has no float64
     network.train(was_training)
     length = row_norm or (progress.mean_length if mode == "random" else None)
     if length is not None:
-        classifier.weight.copy_(length * F.normalize(classifier.weight))
+        for part in classifier.weight.split(1 << 16):  # a copy of all would not fit where the rows just do
+            part.copy_(length * F.normalize(part.float()))
     return row_norm or progress.mean_length
 
 

@@ -72,8 +72,9 @@ def _cards(steps: list[dict], evaluations: list[dict]) -> str:
     if evaluations and "knn_200" in evaluations[-1]:
         first, last = evaluations[0], evaluations[-1]
         for k in (200, 20):
-            random = first.get(f"random_knn_{k}", first[f"knn_{k}"])
-            cards.append((f"{last[f'knn_{k}']:.1%}", f"k-NN (k = {k}); random encoder {random:.1%}"))
+            random = first.get(f"random_knn_{k}", first.get(f"knn_{k}"))
+            before = "" if random is None else f"; random encoder {random:.1%}"
+            cards.append((f"{last[f'knn_{k}']:.1%}", f"k-NN (k = {k}){before}"))
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
         cards.append(
@@ -128,7 +129,7 @@ def _results(results: dict[str, dict]) -> str:
         about = result["settings"]
         what = Path(about["data"]).name
         if "num_queries" in about:
-            what += f": {about['num_queries']:,} queries, {about['num_bank']:,} labelled images"
+            what += f": {about['num_queries']:,} queries, {about['num_bank']:,} labeled images"
         chance = f"{about['chance']:.1%}" if "chance" in about else ""
         halves = result.get(INTERVAL, {})
         for name, value in result["numbers"].items():
@@ -159,8 +160,8 @@ def _neighbors(rows: list[list[dict[str, Any]]]) -> str:
                 f"<figcaption>{escape(caption)}</figcaption></figure>"
             )
         body.append(f"<div class=row>{''.join(figures)}</div>")
-    labelled = rows[0][0]["label"] is not None
-    colors = " Green: the same label as the query; red: another one." if labelled else ""
+    labeled = rows[0][0]["label"] is not None
+    colors = " Green: the same label as the query; red: another one." if labeled else ""
     return (
         "<h2>Nearest neighbors by features</h2><p class=lead>Left, an image drawn at random; then the images whose "
         f"features are most similar, with the cosine.{colors}</p><div class=near>{''.join(body)}</div>"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millionway.config import FREE_ON_RESUME
 from millionway.console import Interrupt
 from millionway.files import read_metrics, write_whole
 from millionway.studies.grids import Cell
@@ -117,7 +118,7 @@ def _start(job: Job, settings: dict[str, Any]) -> None:
     all_settings = {**settings, **job.cell.settings, "seed": job.seed}
     order = {"run": str(job.run), "result": str(job.result), "settings": all_settings}
     with open(job.log, "w") as log:
-        command = [sys.executable, "-m", "millionway.studies.cells", json.dumps(order)]
+        command = [sys.executable, "-m", "millionway.studies.cells", json.dumps(order, default=str)]
         # Ctrl-C is for the study, which asks its runs to save and stop.
         job.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
@@ -149,7 +150,8 @@ def run_cell(run: Path, result: Path, settings: dict[str, Any]) -> None:
     import millionway
 
     if (run / "config.json").exists():
-        millionway.pretrain(out=run, resume=True)
+        free = {name: value for name, value in settings.items() if name in FREE_ON_RESUME}
+        millionway.pretrain(out=run, resume=True, **free)
     else:
         shutil.rmtree(run, ignore_errors=True)
         millionway.pretrain(out=run, **settings)

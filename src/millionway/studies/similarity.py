@@ -64,13 +64,14 @@ class _Cosines:
 
     def __init__(self, rows: Tensor, instance_ids: Tensor) -> None:
         """instance_ids: those that have an image."""
-        self.rows, self.num_rows = F.normalize(rows.float()), len(instance_ids)
+        # On the CPU, because MPS has no float64.
+        self.rows, self.num_rows = F.normalize(rows.float().cpu()), len(instance_ids)
         self.total = self.rows[instance_ids].sum(dim=0, dtype=torch.float64)
         self.intra = self.inter = 0.0
         self.num = 0
 
     def add(self, embeddings: Tensor, ids: Tensor) -> None:
-        unit = F.normalize(embeddings)
+        unit, ids = F.normalize(embeddings.cpu()), ids.cpu()
         own = (unit * self.rows[ids]).sum(dim=1, dtype=torch.float64)
         others = (unit.double() @ self.total - own) / (self.num_rows - 1)
         self.intra += float(own.sum())

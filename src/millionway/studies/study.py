@@ -25,6 +25,7 @@ from millionway.studies import tables
 from millionway.studies.cells import CellsFailed, Job, run_jobs, short_name
 from millionway.studies.grids import PRIORS, STUDIES, VARIED, Cell, Setting
 from millionway.studies.similarity import prior_similarity
+from millionway.train.setup import check_test_data
 
 log = logging.getLogger("millionway")
 
@@ -60,8 +61,8 @@ def study(
         if row not in known:
             help_text = suggest(row, known) if known else "It always measures all of its rows."
             raise ValueError(f"--cells {row}: study {name} has no such row. {help_text}")
-    cells = [cell for cell in cells if not only or cell.name in only]
-    _check(name, config, cells, source, device)
+    chosen = [cell for cell in cells if not only or cell.name in only]
+    _check(name, config, chosen, source, device)
     out.mkdir(parents=True, exist_ok=True)
     _compare_base(out / "base.json", config)
     failed = None
@@ -69,13 +70,13 @@ def study(
         numbers = _similarities(config, out, source, seeds, device)
         table = tables.similarity_table(numbers)
     else:
-        jobs = [Job(cell, seed, out) for cell in cells for seed in seeds]
-        with _live(name, cells, seeds, jobs) as show:
+        jobs = [Job(cell, seed, out) for cell in chosen for seed in seeds]
+        with _live(name, chosen, seeds, jobs) as show:
             try:
                 run_jobs(jobs, changes, at_once, num_cores(), show)
             except CellsFailed as error:
                 failed = error
-        numbers = _numbers(cells, seeds, jobs)
+        numbers = _numbers([Job(cell, seed, out) for cell in cells for seed in seeds])
         if failed is not None and not any(numbers.values()):
             raise failed
         table = _table(name, cells, numbers, epochs)
@@ -102,7 +103,9 @@ def _check_numbers(seeds: tuple[int, ...], epochs: tuple[int, ...], at_once: int
 def _check(name: str, config: Pretrain, cells: list[Cell], source: Source, device: torch.device) -> None:
     """Refuse before any training what one of the runs would refuse."""
     if name != "prior-similarity":
-        _check_labels(name, config, source)
+        if source.labels is None:
+            raise no_labels(f"study {name}", config.data)
+        check_test_data(config, source)
     for cell in cells or [Cell("", {})]:
         with_cell = settings.with_settings(config, **cell.settings)
         settings.check(with_cell)
@@ -110,23 +113,6 @@ def _check(name: str, config: Pretrain, cells: list[Cell], source: Source, devic
             settings.resolve(with_cell, len(source), None, device.type != "cpu", num_cores())
         except ValueError as error:
             raise ValueError(f"study {name}, {cell.name or 'all'}: {error}") from None
-
-
-def _check_labels(name: str, config: Pretrain, source: Source) -> None:
-    """Of the images, and of those that ask."""
-    if source.labels is None:
-        raise no_labels(f"study {name}", config.data)
-    if config.images.test_data is not None:
-        asks = open_source(config.images.test_data, config.images.data_root)
-        if asks.labels is None:
-            raise no_labels(f"study {name}", config.images.test_data)
-        there = {source.labels.names[label] for label in set(source.labels.ids.tolist()) if label >= 0}
-        missing = sorted(set(asks.labels.names) - there)
-        if missing:
-            raise ValueError(
-                f"study {name}: {len(missing)} classes of {config.images.test_data} have no training image "
-                f"({', '.join(missing[:5])})"
-            )
 
 
 def _compare_base(path: Path, config: Pretrain) -> None:
@@ -206,8 +192,9 @@ def _live(name: str, cells: list[Cell], seeds: tuple[int, ...], jobs: list[Job])
         yield lambda: live.update(table(), refresh=True)
 
 
-def _numbers(cells: list[Cell], seeds: tuple[int, ...], jobs: list[Job]) -> tables.Numbers:
-    numbers: tables.Numbers = {cell.name: {} for cell in cells}
+def _numbers(jobs: list[Job]) -> tables.Numbers:
+    """Of all runs that are finished, also of rows that were not asked for this time."""
+    numbers: tables.Numbers = {job.cell.name: {} for job in jobs}
     for job in jobs:
         if job.result.exists():
             numbers[job.cell.name][job.seed] = json.loads(job.result.read_text())

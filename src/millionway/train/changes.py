@@ -16,13 +16,13 @@ from millionway.data.indexing import report_oddities, update_manifest
 from millionway.data.loader import plain_batches
 from millionway.data.manifest import Manifest
 from millionway.data.sources import open_source
-from millionway.parallel.collectives import add_up, first_alone, tell_everybody
+from millionway.parallel.collectives import add_up, first_alone, gather_uneven, tell_everybody
 from millionway.parallel.group import Group
 from millionway.train.checkpoint import State, newest_fingerprint
+from millionway.train.setup import MANIFEST
 
 log = logging.getLogger("millionway")
 
-MANIFEST = "manifest.arrow"
 CHANGED = "manifest.changed.arrow"
 """the list as it will be; it takes the other's name when a checkpoint for it is complete"""
 
@@ -51,6 +51,8 @@ def changed_images(config: Pretrain, group: Group, run: Path) -> Before | None:
 
 
 def _compare(config: Pretrain, run: Path) -> Before | None:
+    if config.images.max_images is not None:
+        raise ValueError("--data-changed: --max-images would choose other images now; start a new run (--init-from)")
     old = Manifest.load(run / MANIFEST)
     source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
     changes = update_manifest(old, source, torch.get_num_threads(), track, config.images.duplicates)
@@ -77,22 +79,28 @@ def take_state(state: State, old: State) -> None:
 
 @torch.no_grad()
 def write_new_rows(state: State, dataset: Dataset, new_ids: Tensor, image_size: int, batch_size: int) -> None:
-    """As the prior does it, with the encoder as it is now; as long as the other rows are on average."""
+    """As the prior does it, with the encoder as it is now; as long as the other rows are on average.
+
+    new_ids: of readable images. Each rank encodes its share of a batch.
+    """
     classifier, device = state.classifier, state.classifier.weight.device
     start, stop = classifier.local_range
     fresh = torch.zeros(len(classifier.weight), dtype=torch.bool, device=device)
     fresh[new_ids[(new_ids >= start) & (new_ids < stop)].to(device) - start] = True
     classifier.momentum[fresh] = 0
-    ids = new_ids[torch.isin(new_ids, dataset.instance_ids)]
-    if len(ids) == 0:
+    if len(new_ids) == 0:
         return
     kept = classifier.weight[~fresh & classifier.alive].float().norm(dim=1)
     sums = add_up(classifier.group, torch.stack([kept.sum(), torch.tensor(float(len(kept)), device=device)]))
     length = float(sums[0] / sums[1].clamp(min=1)) or 1.0
     network = state.network.eval()
-    images = plain_batches(dataset.store, ids, image_size, batch_size, device)
-    for pictures, read_ids in track(images, -(-len(ids) // batch_size), "rows of new images"):
-        classifier.set_rows(read_ids, length * F.normalize(network(pictures).float()))
+    group, own_size = classifier.group, batch_size // classifier.group.size
+    num = -(-len(new_ids) // group.size)
+    ids = group.own_part(new_ids[torch.arange(num * group.size) % len(new_ids)])  # filled up, so that all have as many
+    images = plain_batches(dataset.store, ids, image_size, own_size, device)
+    for pictures, read_ids in track(images, -(-num // own_size), "rows of new images"):
+        rows = gather_uneven(group, network(pictures).float())
+        classifier.set_rows(gather_uneven(group, read_ids), length * F.normalize(rows))
     network.train()
 
 

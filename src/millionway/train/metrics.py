@@ -13,15 +13,18 @@ from millionway.files import read_metrics, write_whole
 class Metrics:
     """Lines have a `kind` (step or evaluation) and the step they belong to."""
 
-    def __init__(self, run: Path, resume_step: int | None = None) -> None:
-        """resume_step: lines after this step are dropped; they will be written again."""
+    def __init__(self, run: Path, resume_at: tuple[int, float] | None = None) -> None:
+        """resume_at: step and epoch where the run goes on; lines after it are dropped, they will be written again.
+
+        Lines go by epochs, since the steps of an epoch are others when images have come or gone.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self.path = run / "metrics.jsonl"
-        if resume_step is not None:
-            _drop_lines_after(self.path, resume_step)
+        if resume_at is not None:
+            _drop_lines_after(self.path, resume_at[1])
         self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
-        purge = None if resume_step is None else resume_step + 1
+        purge = None if resume_at is None else resume_at[0] + 1
         self.events = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
 
     def write(self, kind: str, step: int, epoch: float, **numbers: float) -> None:
@@ -43,8 +46,8 @@ class Metrics:
                 file.close()
 
 
-def _drop_lines_after(path: Path, step: int) -> None:
-    kept = [line for line in read_metrics(path) if line["step"] <= step]
+def _drop_lines_after(path: Path, epoch: float) -> None:
+    kept = [line for line in read_metrics(path) if line["epoch"] <= round(epoch, 6)]
     write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 

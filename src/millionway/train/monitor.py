@@ -14,7 +14,7 @@ from millionway.config import Pretrain
 from millionway.console import track
 from millionway.data.dataset import Dataset, open_test
 from millionway.data.loader import FileStore, view_batches
-from millionway.evaluation.features import Split, extract, extract_labelled, labelled_split
+from millionway.evaluation.features import Split, extract, extract_split, labeled_split
 from millionway.evaluation.health import health
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
@@ -36,15 +36,20 @@ log = logging.getLogger("millionway")
 HEALTH_INSTANCES = 1024
 
 
-def labelled_images(config: Pretrain, dataset: Dataset) -> Split | None:
+def labeled_images(config: Pretrain, dataset: Dataset) -> Split | None:
     """Those that k-NN is scored with; None if there are no labels or nobody wants them."""
     if config.images.labels == "none":
         return None
-    num_threads = config.running.threads or 1
+    images = config.images
     test = open_test(
-        config.data, config.images.test_data, config.images.data_root, num_threads=num_threads, progress=track
+        config.data,
+        images.test_data,
+        images.data_root,
+        num_threads=config.running.threads or 1,
+        max_unreadable=images.max_unreadable,
+        progress=track,
     )
-    split = labelled_split(dataset, test, config.training.seed, config.running.eval_images)
+    split = labeled_split(dataset, test, config.training.seed, config.running.eval_images)
     if split is not None and not config.resume:
         num_names = len(split.label_names)
         log.info("labels found (%d names): k-NN is scored with them, training does not see them", num_names)
@@ -62,7 +67,7 @@ class Monitor:
     group: Group
     steps_per_epoch: int
     split: Split | None
-    """labelled images, on the first rank and if there are any"""
+    """labeled images, on the first rank and if there are any"""
     metrics: Metrics | None
     """on the first rank"""
 
@@ -146,10 +151,7 @@ class Monitor:
         """Nothing where there are no labels."""
         if self.split is None:
             return
-        encoder, size = self.state.network.encoder, self.spec.image_size
-        bank, bank_labels = extract_labelled(encoder, self.split.bank, size, self.device)
-        queries, query_labels = extract_labelled(encoder, self.split.queries, size, self.device)
-        yield from knn(bank, bank_labels, queries, query_labels)
+        yield from knn(*extract_split(self.state.network.encoder, self.split, self.spec.image_size, self.device))
 
     @torch.no_grad()
     def _health(self, epoch: int) -> Iterator[tuple[str, float]]:

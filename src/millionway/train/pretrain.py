@@ -44,15 +44,17 @@ from millionway.train.changes import (
 )
 from millionway.train.clock import Clock
 from millionway.train.metrics import Metrics
-from millionway.train.monitor import Monitor, labelled_images
+from millionway.train.monitor import Monitor, labeled_images
 from millionway.train.schedule import learning_rate
 from millionway.train.setup import (
     build,
     check_early,
+    check_test_data,
     compare_settings,
     new_run_folder,
     open_images,
     own_cores,
+    remember_places,
     resolve,
     sole_user,
     take_weights,
@@ -63,6 +65,7 @@ from millionway.train.step import StepResult, train_step
 log = logging.getLogger("millionway")
 
 PRIOR_SAVE_SECONDS = 300
+SETUP_SECONDS = 30 * 86_400.0
 
 
 class RunStopped(RuntimeError):
@@ -86,6 +89,7 @@ def pretrain(config: Pretrain) -> Path:
     with ExitStack() as stack:
         stack.callback(leave)
         compare_settings(group, config)
+        patient = group.beside(SETUP_SECONDS)  # to read all images takes one rank hours, if they are many
 
         def enter() -> None:
             if not config.resume:
@@ -100,13 +104,15 @@ def pretrain(config: Pretrain) -> Path:
             config = settings.with_settings(config, encoder=full_name(config.model.encoder))
         if config.data_changed and not config.resume:
             raise ValueError("--data-changed is for --resume: a new run takes the images as they are")
-        before = changed_images(config, group, run) if config.resume else None
-        dataset = _open_images(config, device, group, run / (CHANGED if before else MANIFEST))
+        before = changed_images(config, patient, run) if config.resume else None
+        dataset = _open_images(config, device, patient, run / (CHANGED if before else MANIFEST))
         resolved = resolve(config, dataset, device, group)
         if resolved.images.cache and isinstance(dataset.store, FileStore):
-            dataset = all_or_none(group, lambda: _packed(dataset, resolved))
+            dataset = all_or_none(patient, lambda: _packed(dataset, resolved))
         state, spec = build(resolved, dataset, device, group, before and before.num_instances)
-        if not config.resume:
+        if config.resume:
+            first_alone(group, lambda: remember_places(run, resolved))
+        else:
             first_alone(group, lambda: write_run_files(run, config, resolved, dataset, device))
         return _Run(resolved, run, dataset, device, state, spec, group, before).go()
 
@@ -122,6 +128,7 @@ def _open_images(config: Pretrain, device: torch.device, group: Group, manifest:
             raise ValueError(f"{error}{hint}") from None
         if not config.resume:
             check_early(config, len(source), device, group)
+            check_test_data(config, source)
         return open_images(config, source, path)
 
     def first() -> Dataset:
@@ -147,6 +154,10 @@ def _packed(dataset: Dataset, config: Pretrain) -> Dataset:
     return replace(dataset, store=store)
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
+
+
 @dataclass
 class _Run:
     config: Pretrain
@@ -169,7 +180,7 @@ class _Run:
         self.fingerprint = self.dataset.manifest.fingerprint
         self.checkpoints = self.run / "checkpoints"
         self.lr = training.lr
-        split = first_alone(self.group, lambda: labelled_images(self.config, self.dataset))
+        split = first_alone(self.group, lambda: labeled_images(self.config, self.dataset))
 
         known = self.fingerprint if self.before is None else self.before.fingerprint
         resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, known)
@@ -178,16 +189,27 @@ class _Run:
         if self.before is not None:
             self._take_over(self.before, bool(resumed))
         begun = resumed and self.state.prior is None
-        metrics = Metrics(self.run, self.state.step if begun else -1) if self.group.is_first else None
-        seen = (self.config, self.run, self.dataset, self.device, self.state, self.spec, self.group)
-        self.monitor = Monitor(*seen, self.steps_per_epoch, split, metrics)
+        step = self.state.step if begun else -1
+        metrics = Metrics(self.run, (step, step / self.steps_per_epoch)) if self.group.is_first else None
+        self.monitor = Monitor(
+            config=self.config,
+            run=self.run,
+            dataset=self.dataset,
+            device=self.device,
+            state=self.state,
+            spec=self.spec,
+            group=self.group,
+            steps_per_epoch=self.steps_per_epoch,
+            split=split,
+            metrics=metrics,
+        )
         running = self.config.running
         self.saver = checkpoint.Saver(self.checkpoints, self.fingerprint, running.keep, self.group, running.timeout)
         self.signs = SignsOfLife(self.group, running.timeout)
         with Interrupt() as self.interrupt:
             try:
                 if not resumed:
-                    if self.config.init_from is not None:
+                    if self.config.resume and self.config.init_from is not None:
                         take_weights(self.state.network.encoder, self.config.init_from)
                     untrained = {f"random_{name}": value for name, value in self.monitor.knn()}
                     self.state.prior = PriorProgress(untrained=untrained)
@@ -203,10 +225,15 @@ class _Run:
                 raise RunStopped(f"{error}. Repair that, then: {self._resume_command()}") from None
             except ReaderKilled as error:
                 raise RunStopped(f"{error} Go on with: {self._resume_command()}") from None
+            except NotFiniteError as error:
+                raise RunStopped(self._diverged(str(error))) from None
+            except torch.OutOfMemoryError as error:
+                raise RunStopped(self._no_memory(error)) from error
             except (OSError, RuntimeError, SafetensorError) as error:
                 if checkpoint.is_full_disk(error):
                     raise RunStopped(self._no_space()) from None
-                if self.group.size > 1 and not isinstance(error, RunStopped):
+                is_own = isinstance(error, RunStopped) or getattr(error, "filename", None)
+                if self.group.size > 1 and not is_own:
                     raise RunStopped(self._lost_contact(error)) from error
                 raise
             finally:
@@ -241,6 +268,8 @@ class _Run:
             raise ValueError("--data-changed needs a checkpoint after the first step; the run has none yet")
         old, batch_size = self.state, self.sampler.batch_size
         epoch = old.step // before.steps_per_epoch(batch_size)
+        if epoch >= self.config.training.epochs:
+            raise ValueError("--data-changed: the run is finished. Start a new one; --init-from takes its encoder.")
         self.state, _ = build(self.config, self.dataset, self.device, self.group)
         take_state(self.state, old)
         self.state.step = self.state.classifier.step = epoch * self.steps_per_epoch
@@ -337,27 +366,24 @@ class _Run:
         torch.manual_seed(seed >> 1)  # for encoders with dropout
         assert training.lr is not None
         self.lr = learning_rate(state.step, self.num_steps, self.num_warmup_steps, training.lr)
-        try:
-            result = train_step(
-                self.network,
-                state.classifier,
-                state.optimizer,
-                views,
-                instance_ids,
-                state.hardest,
-                alpha=method.smoothing,
-                lr=self.lr,
-                row_lr=self.lr * method.row_lr,
-                momentum=training.momentum,
-                weight_decay=training.weight_decay,
-                with_ranks=self._is_logged(state.step + 1),
-                views_at_once=training.micro_batch and training.micro_batch * self.config.views.num_views,
-                clock=self.clock,
-            )
-        except NotFiniteError:
-            raise RunStopped(self._diverged()) from None
+        result = train_step(
+            self.network,
+            state.classifier,
+            state.optimizer,
+            views,
+            instance_ids,
+            state.hardest,
+            alpha=method.smoothing,
+            lr=self.lr,
+            row_lr=self.lr * method.row_lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            with_ranks=self._is_logged(state.step + 1),
+            views_at_once=training.micro_batch and training.micro_batch * self.config.views.num_views,
+            clock=self.clock,
+        )
         if not bool(torch.isfinite(result.loss)):
-            raise RunStopped(self._diverged())
+            raise NotFiniteError("the loss is not finite (NaN)")
         state.step += 1
         return result
 
@@ -365,14 +391,24 @@ class _Run:
         """Whether numbers of this step, the first being 1, are written and its time is measured."""
         return number == 1 or number % self.config.running.log_every == 0 or number % self.steps_per_epoch == 0
 
-    def _diverged(self) -> str:
-        with suppress(Exception):  # the loss is what matters now
+    def _diverged(self, what: str) -> str:
+        with suppress(Exception):  # this is what matters now
             self.saver.wait()
         good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
-        step, epoch = self.state.step + 1, self.state.step // self.steps_per_epoch + 1
+        step = self.signs.step
+        if self.state.prior is not None:
+            return f"{what} before the first step. Look at --init-from, --mean and --std."
+        kept = f"The last good checkpoint is {good}" if good else "There is no checkpoint yet"
         return (
-            f"the loss is not finite (NaN) at step {step}, epoch {epoch}. "
-            f"The last good checkpoint is {good}. The learning rate was {self.lr:.3g}: start again with a lower --lr."
+            f"{what} at step {step}, epoch {(step - 1) // self.steps_per_epoch + 1}. {kept}. "
+            f"The learning rate was {self.lr:.3g}: start again with a lower --lr."
+        )
+
+    def _no_memory(self, error: torch.OutOfMemoryError) -> str:
+        return (
+            f"rank {self.group.rank}: the memory of {self.device} is full ({_first_line(error)}). Start again with "
+            "--micro-batch (images encoded at a time), a smaller --batch-size or --image-size; `millionway plan` "
+            "says what fits"
         )
 
     def _no_space(self) -> str:
@@ -382,7 +418,7 @@ class _Run:
 
     def _lost_contact(self, error: Exception) -> str:
         """Another rank stopped, hangs or cannot be reached."""
-        reason = re.sub(r"^\[[^]]*\] *", "", str(error).splitlines()[0])  # without the line of the library's source
+        reason = re.sub(r"^\[[^]]*\] *", "", _first_line(error))  # without the line of the library's source
         silent = self.signs.silent_ranks()
         return (
             f"rank {self.group.rank} stopped at step {self.state.step + 1} because of another one: "
@@ -392,7 +428,7 @@ class _Run:
     def _save(self) -> None:
         average_statistics(self.state.network, self.group)
         if not checkpoint.all_finite(self.state):
-            raise RunStopped(self._diverged())
+            raise NotFiniteError("weights or rows are not finite (NaN or infinity)")
         all_or_none(self.group, self.monitor.sync)
         self.saver.save(self.state)
 

@@ -15,11 +15,12 @@ from millionway.console import track
 from millionway.data.dataset import Dataset, open_dataset
 from millionway.data.remote import is_remote
 from millionway.data.source import Source
-from millionway.data.sources import is_named
+from millionway.data.sources import has_test_split, is_named, open_source
 from millionway.environment import describe_environment, num_cores
+from millionway.evaluation.features import no_labels
 from millionway.files import write_whole
 from millionway.model.classifier import InstanceClassifier
-from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.encoder_file import load_encoder
 from millionway.model.head import build_head
 from millionway.parallel.collectives import tell_everybody
@@ -31,6 +32,9 @@ from millionway.train.step import Network
 
 log = logging.getLogger("millionway")
 
+MANIFEST = "manifest.arrow"
+BEFORE_IT_BEGINS = {"train.log", MANIFEST, f"{MANIFEST}.tmp", "environment.json", "config.json.tmp"}
+
 
 @contextmanager
 def new_run_folder(run: Path) -> Iterator[None]:
@@ -39,7 +43,7 @@ def new_run_folder(run: Path) -> Iterator[None]:
     try:
         if not created and not run.is_dir():
             raise ValueError(f"--out {run} is not a folder. Choose another name.")
-        if times_restarted() and not created and not (run / "config.json").exists():
+        if times_restarted() and not created and {path.name for path in run.iterdir()} <= BEFORE_IT_BEGINS:
             _remove_files(run)  # ours, from before the failure
         if not created and any(run.iterdir()):
             raise ValueError(f"--out {run} exists already. Go on with it by --resume, or choose another folder.")
@@ -99,6 +103,8 @@ def run_config(run: Path) -> Pretrain:
 
 def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
     """A run goes on as it began: refuse changes of what is computed."""
+    if wanted.model.encoder is not None:
+        wanted = settings.with_settings(wanted, encoder=full_name(wanted.model.encoder))
     then, now = settings.flat(stored), settings.flat(wanted)
     changed = [name for name in then if then[name] != now[name] and name not in settings.FREE_ON_RESUME]
     if changed:
@@ -162,6 +168,7 @@ def build(
         encoder.feature_dim if model.head == "none" else model.dim,
         config.classifier.temperature,
         group,
+        getattr(torch, config.classifier.storage),
         device=device,
         seed=seed,
         classes_per_step=config.classifier.sampled,
@@ -199,7 +206,11 @@ def take_weights(encoder: Encoder, path: Path) -> None:
             f"--init-from {path} is {other.spec.name} with the {other.spec.stem} stem, this run trains "
             f"{encoder.spec.name} with the {encoder.spec.stem} stem; set --encoder and --stem alike"
         )
-    encoder.backbone.load_state_dict(other.backbone.state_dict())
+    weights = other.backbone.state_dict()
+    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise ValueError(f"--init-from {path} has weights that are not finite (NaN or infinity): {broken[0]}")
+    encoder.backbone.load_state_dict(weights)
 
 
 def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
@@ -228,6 +239,32 @@ def write_run_files(run: Path, asked: Pretrain, resolved: Pretrain, dataset: Dat
     (run / "environment.json").write_text(describe_environment(device))
     write_whole(run / "config.json", settings.to_json(resolved))
     _say_what_runs(asked, resolved, dataset, device)
+
+
+def remember_places(run: Path, config: Pretrain) -> None:
+    """Where the images of a run are now, for those who come later."""
+    stored = run_config(run)
+    places = {name: settings.flat(config)[name] for name in ("data", "test_data", "data_root")}
+    moved = settings.with_settings(stored, **places)
+    if moved != stored:
+        write_whole(run / "config.json", settings.to_json(moved))
+
+
+def check_test_data(config: Pretrain, source: Source) -> None:
+    """Refuse images that could not ask, before any are read."""
+    images = config.images
+    if images.test_data is None or images.labels == "none":
+        return
+    what = f"--test-data {images.test_data}"
+    if source.labels is None:
+        raise no_labels(what, config.data)
+    queries = open_source(images.test_data, images.data_root, has_test_split(images.test_data))
+    if queries.labels is None:
+        raise no_labels(what, images.test_data)
+    there = {source.labels.names[label] for label in set(source.labels.ids.tolist()) if label >= 0}
+    missing = sorted(set(queries.labels.names) - there)
+    if missing:
+        raise ValueError(f"{what}: {len(missing)} of its classes have no training image ({', '.join(missing[:5])})")
 
 
 def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Group) -> Pretrain:

@@ -1,0 +1,109 @@
+"""A run as a whole, in this process."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import millionway
+from millionway.cli import main
+from millionway.config import Pretrain, flag, with_settings
+from millionway.model.encoder import EncoderSpec, build_encoder
+from millionway.model.encoder_file import save_encoder
+from millionway.train.pretrain import RunStopped
+from millionway.train.setup import check_resume, run_config
+
+SETTINGS = {"epochs": 2, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}
+
+
+def rows(run: Path, step: int) -> dict[str, torch.Tensor]:
+    files = (run / "checkpoints" / f"step_{step:08d}" / "classifier").glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def test_rows_in_half_the_memory_go_on_to_the_same_bits(digit_folder: Path, tmp_path: Path) -> None:
+    run = millionway.pretrain(digit_folder, tmp_path / "run", storage="bfloat16", row_norm=1.0, **SETTINGS)
+    first, last = rows(run, 0), rows(run, 14)
+    assert {tensor.dtype for name, tensor in last.items() if tensor.is_floating_point()} == {torch.bfloat16}
+    assert not first["rows"].equal(last["rows"])
+    assert torch.allclose(first["rows"].float().norm(dim=1), torch.ones(120), atol=4e-3)
+
+    for step in range(8, 15):
+        shutil.rmtree(run / "checkpoints" / f"step_{step:08d}")
+    millionway.pretrain(out=run, resume=True)
+    again = rows(run, 14)
+    assert all(again[name].equal(last[name]) for name in last)
+
+
+def test_weights_that_are_not_finite_are_refused_before_any_work(digit_folder: Path, tmp_path: Path) -> None:
+    encoder = build_encoder(EncoderSpec("narrow-resnet", "small", 16, (0.5,) * 3, (0.5,) * 3), seed=0)
+    next(encoder.parameters()).data[0, 0, 0, 0] = torch.nan
+    save_encoder(encoder, tmp_path / "broken.safetensors")
+    with pytest.raises(ValueError, match=r"--init-from .*broken.safetensors has weights that are not finite .*: \w+"):
+        millionway.pretrain(digit_folder, tmp_path / "run", init_from=tmp_path / "broken.safetensors", **SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_restart_removes_nobody_elses_files(digit_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """torchrun starts the same command again also after it was refused."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    out = tmp_path / "results"
+    (out / "thesis").mkdir(parents=True)
+    for name in ("thesis.tex", "train.log"):
+        (out / name).write_text("mine")
+    with pytest.raises(ValueError, match="exists already"):
+        millionway.pretrain(digit_folder, out, **SETTINGS)
+    assert sorted(path.name for path in out.iterdir()) == ["thesis", "thesis.tex", "train.log"]
+
+
+def test_a_restart_does_not_go_on_with_another_run(digit_folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    flags = [word for name, value in SETTINGS.items() for word in (flag(name), str(value))]
+    command = ["pretrain", "--data", str(digit_folder), "--out", str(tmp_path / "run"), *flags]
+    assert main(command) == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert main(command) == 0  # the same run: it is finished
+    assert main([*command, "--lr", "0.1"]) == 2
+    assert "--lr was 0.001875, now 0.1" in capsys.readouterr().err
+
+
+def test_the_short_name_of_an_encoder_is_the_same_encoder() -> None:
+    stored = with_settings(Pretrain("photos", Path("run")), encoder="torchvision/resnet18")
+    check_resume(stored, with_settings(stored, encoder="resnet18"))
+    with pytest.raises(ValueError, match="--encoder was torchvision/resnet18, now torchvision/resnet34"):
+        check_resume(stored, with_settings(stored, encoder="resnet34"))
+
+
+def test_images_that_cannot_ask_are_refused_before_any_work(digit_folder: Path, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(digit_folder.rglob("*.png"))):
+        shutil.copy(path, flat / f"{number}.png")
+    fewer = tmp_path / "fewer"
+    shutil.copytree(digit_folder, fewer)
+    shutil.rmtree(fewer / "3")
+    questions = [
+        (digit_folder, "nowhere", "nowhere"),
+        (digit_folder, flat, "flat has no labels"),
+        (flat, digit_folder, "flat has no labels"),
+        (fewer, digit_folder, r"1 of its classes have no training image \(3\)"),
+    ]
+    for data, asks, message in questions:
+        with pytest.raises(ValueError, match=message):
+            millionway.pretrain(data, tmp_path / "run", test_data=str(asks), **SETTINGS)
+        assert not (tmp_path / "run").exists()
+
+
+def test_images_that_have_moved_are_found_later(digit_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(digit_folder, tmp_path / "before")
+    run = millionway.pretrain(tmp_path / "before", tmp_path / "run", **SETTINGS)
+    (tmp_path / "before").rename(tmp_path / "after")
+    millionway.pretrain(tmp_path / "after", run, resume=True)
+    assert millionway.evaluate("knn", run)["knn_20"] > 0.2
+    assert not run_config(run).resume
+
+
+def test_rows_that_overflow_are_a_divergence(digit_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunStopped, match=r"not finite .* at step \d+, epoch \d.*lower --lr"):
+        millionway.pretrain(digit_folder, tmp_path / "run", **{**SETTINGS, "row_lr": 1e30, "epochs": 9})
