@@ -26,11 +26,10 @@ from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.loader import view_batches
 from millionway.data.sampler import Sampler
 from millionway.environment import describe_environment, num_cores
-from millionway.evaluation.features import Split, extract_labeled, labeled_split
+from millionway.evaluation.features import Split, extract_split, labeled_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
 from millionway.files import write_whole
-from millionway.model.encoder import Encoder
 from millionway.parallel.group import Group
 from millionway.presets import preset
 from millionway.studies import tables
@@ -40,6 +39,7 @@ from millionway.train.setup import build, resolve
 RESULTS = Path(__file__).parent / "results" / "simclr"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
 CPU = torch.device("cpu")
+PRESET = "cifar10-small"
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,11 @@ def train(config: Pretrain, dataset: Dataset, split: Split, few: Split | None, t
         state.optimizer.step()
         if few is not None and (step + 1) % per_epoch == 0:
             epoch = (step + 1) // per_epoch
-            curve.append({"epoch": epoch, "loss": float(loss), **dict(knn(*_features(network.encoder, few)))})
+            scores = dict(knn(*extract_split(network.encoder, few, spec.image_size, CPU)))
+            curve.append({"epoch": epoch, "loss": float(loss), **scores})
             print(curve[-1], flush=True)
-    features = _features(network.encoder, split)
+    features = extract_split(network.encoder, split, spec.image_size, CPU)
     return {**dict(knn(*features)), **dict(linear(*features, training.seed)), "curve": curve}
-
-
-def _features(encoder: Encoder, split: Split) -> list[torch.Tensor]:
-    """Bank, its labels, queries, their labels."""
-    parts = (split.bank, split.queries)
-    return [tensor for part in parts for tensor in extract_labeled(encoder, part, encoder.spec.image_size, CPU)]
 
 
 def best_values() -> Values:
@@ -133,9 +128,9 @@ def write_tried() -> None:
     write_between_marks(DOCUMENT, "simclr tuning", "\n".join(lines))
 
 
-def write_table(name: str, seeds: list[int]) -> None:
+def write_table(seeds: list[int]) -> None:
     """Beside our own choice."""
-    theirs = {seed: read(path_of(f"{name}_s{seed}")) for seed in seeds}
+    theirs = {seed: read(path_of(f"{PRESET}_s{seed}")) for seed in seeds}
     paths = {seed: tuning.chosen(seed).result for seed in seeds}
     if missing := [path.stem for path in paths.values() if not path.exists()]:
         raise SystemExit(f"kept; for the table run `benchmarks/tuning.py run` too: {', '.join(missing)} are missing")
@@ -149,7 +144,7 @@ def write_table(name: str, seeds: list[int]) -> None:
         f"{best.head} head, the best of {len(GRID)} after 5 epochs of seed 0. Ours: {tuning.chosen(0).cell.name}, "
         f"chosen from {len(tuning.CHANGES)}.",
     ]
-    write_between_marks(DOCUMENT, f"simclr {name}", "\n\n".join(lines))
+    write_between_marks(DOCUMENT, f"simclr {PRESET}", "\n\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -166,14 +161,14 @@ class Job:
 
 def run(job: Job, chosen: argparse.Namespace) -> None:
     torch.set_num_threads(max(1, num_cores() // chosen.jobs))
-    dataset = open_dataset(chosen.data, max_images=chosen.images)
+    dataset = open_dataset(chosen.data, max_images=tuning.IMAGES)
     test = open_test(chosen.data, chosen.test_data, None)
     split = labeled_split(dataset, test, 0, None)
     few = labeled_split(dataset, test, 0, 5000) if chosen.part == "run" else None
     assert split is not None
     values = asdict(job.values)
     settings = {"data": chosen.data, "seed": job.seed, "epochs": job.epochs, **values}
-    result = train(with_settings(preset(chosen.preset), **settings), dataset, split, few, job.values.temperature)
+    result = train(with_settings(preset(PRESET), **settings), dataset, split, few, job.values.temperature)
     about = {"seed": job.seed, **values, "environment": json.loads(describe_environment(CPU))}
     write_whole(job.result, json.dumps({**result, **about}, indent=1) + "\n")
     print(job.name, {key: round(100 * result[key], 1) for key in ("knn_200", "linear_top1")}, flush=True)
@@ -182,10 +177,8 @@ def run(job: Job, chosen: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("tune", "run"))
-    parser.add_argument("--preset", default="cifar10-small")
     parser.add_argument("--data", required=True)
     parser.add_argument("--test-data")
-    parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     chosen = parser.parse_args()
@@ -193,13 +186,13 @@ def main() -> None:
     if chosen.part == "tune":
         jobs = [Job(values.name, 0, 5, values) for values in GRID]
     else:
-        jobs = [Job(f"{chosen.preset}_s{seed}", seed, 10, best_values()) for seed in chosen.seeds]
+        jobs = [Job(f"{PRESET}_s{seed}", seed, 10, best_values()) for seed in chosen.seeds]
     with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(partial(run, chosen=chosen), [job for job in jobs if not job.result.exists()]))
     if chosen.part == "tune":
         write_tried()
     else:
-        write_table(chosen.preset, chosen.seeds)
+        write_table(chosen.seeds)
 
 
 if __name__ == "__main__":
