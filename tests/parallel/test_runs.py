@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -152,6 +154,28 @@ def test_three_processes_resume_to_the_same_numbers(tmp_path: Path, digit_folder
     assert done.returncode == 0, done.stderr[-4000:]
     assert "going on from" in done.stderr
     assert losses(out) == pytest.approx(losses(whole), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_take_over_changed_images_as_one_does(
+    tmp_path: Path, digit_folder: Path, digit_pixels: np.ndarray
+) -> None:
+    photos, alone, together = tmp_path / "photos", tmp_path / "alone", tmp_path / "together"
+    shutil.copytree(digit_folder, photos)
+    steady = ("--lr", "0.0003", "--row-lr", "10", "--smoothing", "0", "--sync-bn", "--keep", "99")
+    assert pretrain(1, photos, alone, *steady).returncode == 0
+    for folder in (alone / "checkpoints").glob("step_0000001*"):
+        shutil.rmtree(folder)  # as if it had been stopped after step 8, in the second epoch
+    shutil.copytree(alone, together)
+    for path in sorted(photos.rglob("*.png"))[::40]:
+        path.unlink()
+    for number in range(7):
+        Image.fromarray(digit_pixels[200 + number]).resize((16, 16)).save(photos / "3" / f"new-{number}.png")
+    for size, out in ((1, alone), (2, together)):
+        done = subprocess.run(command(size, "--resume", "--data-changed", "--out", str(out)), capture_output=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+    assert len(losses(alone)) == 15
+    assert losses(together)[5:9] == pytest.approx(losses(alone)[5:9], rel=1e-5)
 
 
 @pytest.mark.slow
