@@ -40,6 +40,7 @@ PLAN = [
     ("fashion-mnist", "initialization"),
     ("cifar10", "smoothing"),
     ("fashion-mnist", "components"),
+    ("fashion-mnist", "instance-vs-semantic"),
     ("cifar10", "sampling"),
 ]
 

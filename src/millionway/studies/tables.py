@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def draw(study: str, question: str, numbers: Numbers, path: Path) -> None:
 
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
-    axes.set_title(question, fontsize=10, loc="left", fontweight="bold")
+    axes.set_title(textwrap.fill(question, 64), fontsize=10, loc="left", fontweight="bold")
     kinds = {"prior-similarity": _bars, "instance-vs-semantic": _scatter}
     kinds.get(study, _curves)(axes, {row: results for row, results in numbers.items() if results})
     axes.tick_params(labelsize=8)
