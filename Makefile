@@ -11,7 +11,7 @@ help:
 	@echo "make demo    pretrain on 1,797 digits and score the encoder (about 2 minutes)"
 	@echo "make test    the tests"
 	@echo "make check   format, lint, types, tests"
-	@echo "make bench   measure the digits preset; bench-classifier, bench-memory, ... the rest; results go to benchmarks/results"
+	@echo "make bench   measure the digits preset again; bench-classifier, bench-memory, ... measure the rest"
 
 setup: $(READY)
 

@@ -302,7 +302,7 @@ def resolve(
     # At least eight steps per epoch, also for few images.
     batch_size = training.batch_size or min(512 if has_gpu else 256, max(2, num_images // 8))
     if training.batch_size is None:
-        batch_size = max(2 * num_ranks if num_ranks > 1 else 1, batch_size // num_ranks * num_ranks)
+        batch_size = max(2 * num_ranks, batch_size // num_ranks * num_ranks)
     if batch_size % num_ranks:
         near = [size for size in (batch_size // num_ranks * num_ranks, -(-batch_size // num_ranks) * num_ranks) if size]
         raise ValueError(

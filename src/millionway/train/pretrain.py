@@ -392,13 +392,13 @@ class _Run:
         return number == 1 or number % self.config.running.log_every == 0 or number % self.steps_per_epoch == 0
 
     def _diverged(self, what: str) -> str:
+        if self.state.prior is not None:
+            return f"{what} before the first step. Look at --init-from, --mean and --std."
         with suppress(Exception):  # this is what matters now
             self.saver.wait()
         good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
-        step = self.signs.step
-        if self.state.prior is not None:
-            return f"{what} before the first step. Look at --init-from, --mean and --std."
         kept = f"The last good checkpoint is {good}" if good else "There is no checkpoint yet"
+        step = self.signs.step
         return (
             f"{what} at step {step}, epoch {(step - 1) // self.steps_per_epoch + 1}. {kept}. "
             f"The learning rate was {self.lr:.3g}: start again with a lower --lr."
