@@ -145,21 +145,11 @@ def extract(
     return torch.cat([features for features, _ in parts]), torch.cat([ids for _, ids in parts])
 
 
-def extract_labeled(
-    encoder: nn.Module,
-    part: Labeled,
-    image_size: int,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(features, labels)"""
-    features, ids = extract(encoder, part.dataset, part.instance_ids, image_size, device, progress)
-    return features, part.labels_of(ids)
-
-
 def extract_split(
     encoder: nn.Module, split: Split, image_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(features of the bank, its labels, features of the queries, their labels)"""
-    bank, queries = (extract_labeled(encoder, part, image_size, device) for part in (split.bank, split.queries))
-    return *bank, *queries
+    bank, queries = split.bank, split.queries
+    bank_features, bank_ids = extract(encoder, bank.dataset, bank.instance_ids, image_size, device)
+    features, ids = extract(encoder, queries.dataset, queries.instance_ids, image_size, device)
+    return bank_features, bank.labels_of(bank_ids), features, queries.labels_of(ids)
