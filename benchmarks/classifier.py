@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from presets import write_between_marks  # beside this file
 from timing import alternate
 
-from millionway.environment import describe_environment
-from millionway.model import softmax, workers
+from millionway.machine import describe_environment
+from millionway.model import softmax, threads
 from millionway.model.classifier import InstanceClassifier
 
 RESULTS = Path(__file__).parent / "results"
@@ -85,8 +85,8 @@ def bound(num: int) -> Callable[[], None]:
             torch.mm(kept[each.number], x, out=gradient[: len(each)])
 
     def step() -> None:
-        workers.on_each(first, rows.shares(), x.device)
-        workers.on_each(second, rows.shares(), x.device)
+        threads.on_each(first, rows.shares(), x.device)
+        threads.on_each(second, rows.shares(), x.device)
 
     return step
 

@@ -32,13 +32,14 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 
 import millionway
+from millionway.data.batches import view_batches
 from millionway.data.dataset import open_dataset
-from millionway.data.folders import open_folder
 from millionway.data.indexing import build_manifest
-from millionway.data.loader import FileStore, MemoryStore, view_batches
+from millionway.data.kinds.folders import open_folder
 from millionway.data.manifest import SCHEMA, Manifest
-from millionway.environment import describe_environment, num_cores
-from millionway.files import read_metrics
+from millionway.data.stores import FileStore, MemoryStore
+from millionway.machine import describe_environment, num_cores
+from millionway.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")

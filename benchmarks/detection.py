@@ -20,7 +20,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import millionway
-from millionway.environment import describe_environment
+from millionway.machine import describe_environment
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = {"encoder": "torchvision/resnet18", "image_size": 224, "detector": "fpn"}

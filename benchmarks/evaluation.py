@@ -21,13 +21,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from timing import alternate
 
-from millionway.config import IMAGENET_MEAN, IMAGENET_STD
 from millionway.data.dataset import open_dataset
-from millionway.environment import describe_environment, num_cores
 from millionway.evaluation.features import BATCH_SIZE, extract
 from millionway.evaluation.knn import knn, votes
 from millionway.evaluation.linear import Fit, accuracy, fit
+from millionway.machine import describe_environment, num_cores
 from millionway.model.encoder import EncoderSpec, build_encoder
+from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")

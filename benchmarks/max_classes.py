@@ -24,7 +24,7 @@ import torch
 from classifier import BATCH, DIM, RESULTS, K, batch_of, memory_status, plain, table_of  # beside this file
 from presets import write_between_marks
 
-from millionway.environment import describe_environment
+from millionway.machine import describe_environment
 from millionway.model.classifier import InstanceClassifier
 
 GIB = 1 << 30

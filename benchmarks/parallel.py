@@ -29,14 +29,15 @@ from classifier import RESULTS, memory_status, table_of  # beside this file
 from max_classes import largest, run_within
 from presets import write_between_marks
 
-from millionway.config import IMAGENET_MEAN, IMAGENET_STD
-from millionway.environment import describe_environment, num_cores
+from millionway.machine import describe_environment, num_cores
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.head import build_head
+from millionway.model.network import Network
 from millionway.parallel import collectives
 from millionway.parallel.group import Group, leave
-from millionway.train.step import Network, train_step
+from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
+from millionway.train.step import train_step
 
 IMAGES, DIM, TAU, K, SIZE = 256, 128, 0.15, 100, 16
 GIB = 1 << 30
@@ -154,13 +155,13 @@ def on_rank(sides: list[str], num: int, turns: int, threads: int) -> None:
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(turns + 1):
         for side, step in steps.items():
-            collectives.tell_everybody(group, None)
+            collectives.all_gather_object(group, None)
             started = time.perf_counter()
             step()
-            took = max(collectives.tell_everybody(group, time.perf_counter() - started))
+            took = max(collectives.all_gather_object(group, time.perf_counter() - started))
             if turn:
                 seconds[side].append(took)
-    peak = max(collectives.tell_everybody(group, memory_status("VmHWM")))
+    peak = max(collectives.all_gather_object(group, memory_status("VmHWM")))
     if group.is_first:
         print(json.dumps({"seconds": seconds, "peak_rss_bytes": peak}), flush=True)
     leave()

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import millionway
-from millionway.files import read_metrics
+from millionway.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
-MEASURED = ROOT / "src" / "millionway" / "measured.json"
+MEASURED = ROOT / "src" / "millionway" / "settings" / "measured.json"
 NUMBERS = ("knn_200", "knn_20", "linear_top1")
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/same_bits.py --base REV
 
-A fixed small run (digits, 3 epochs, one process and two under torchrun) with the code of REV and with the code here, on
-this machine. Losses of all logged steps and all tensors of encoder.safetensors must be the same, bit for bit. Bits depend
-on the processor and the versions of libraries, so both sides are run; those of REV are kept in --keep for the next time.
+A fixed small run (digits, 3 epochs, one process and two under torchrun) with the code of REV and with the code here,
+on this machine. Losses of all logged steps and all tensors of encoder.safetensors must be the same, bit for bit. Bits
+depend on the processor and the versions of libraries, so both sides are run; those of REV are kept for the next time.
 """
 
 import argparse

@@ -21,18 +21,18 @@ import tuning
 from presets import write_between_marks
 
 from millionway import randomness
-from millionway.config import Pretrain, with_settings
+from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_dataset, open_test
-from millionway.data.loader import view_batches
 from millionway.data.sampler import Sampler
-from millionway.environment import describe_environment, num_cores
 from millionway.evaluation.features import Split, extract_split, labeled_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
 from millionway.files import write_whole
+from millionway.machine import describe_environment, num_cores
 from millionway.parallel.group import Group
-from millionway.presets import preset
-from millionway.studies import tables
+from millionway.settings.presets import preset
+from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.studies import markdown
 from millionway.train.schedule import learning_rate
 from millionway.train.setup import build, resolve
 
@@ -138,8 +138,8 @@ def write_table(seeds: list[int]) -> None:
     numbers = {"SimCLR": theirs, "instance classification": ours}
     best = best_values()
     lines = [
-        tables.accuracy_table(numbers, {}, "", (1, 2, 5, 10)),
-        tables.difference_table(numbers, [("instance classification", "SimCLR")], (1, 2, 5, 10)),
+        markdown.accuracy_table(numbers, {}, "", (1, 2, 5, 10)),
+        markdown.difference_table(numbers, [("instance classification", "SimCLR")], (1, 2, 5, 10)),
         f"SimCLR: learning rate {best.lr:g}, temperature {best.temperature:g}, batches of {best.batch_size}, "
         f"{best.head} head, the best of {len(GRID)} after 5 epochs of seed 0. Ours: {tuning.chosen(0).cell.name}, "
         f"chosen from {len(tuning.CHANGES)}.",

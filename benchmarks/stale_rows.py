@@ -21,11 +21,11 @@ import tuning
 from presets import write_between_marks
 from torch import Tensor
 
-from millionway.data.loader import plain_batches
-from millionway.environment import num_cores
+from millionway.data.batches import plain_batches
+from millionway.machine import num_cores
 from millionway.model.prior import PriorProgress, write_prior
 from millionway.studies.cells import run_cell
-from millionway.train.pretrain import _Run
+from millionway.train.run import _Run
 from millionway.train.step import StepResult
 
 RESULTS = Path(__file__).parent / "results" / "stale_rows"

@@ -15,7 +15,7 @@ from presets import write_between_marks
 import millionway
 from millionway.console import messages
 from millionway.studies.cells import CellsFailed
-from millionway.train.pretrain import Interrupted
+from millionway.train.run import Interrupted
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "studies"

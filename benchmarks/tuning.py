@@ -14,7 +14,7 @@ from pathlib import Path
 from presets import write_between_marks
 
 from millionway.console import messages
-from millionway.environment import num_cores
+from millionway.machine import num_cores
 from millionway.studies.cells import Job, run_jobs
 from millionway.studies.grids import cell
 

@@ -30,7 +30,7 @@ with install_import_hook(
 @pytest.fixture(scope="session")
 def digit_pixels() -> np.ndarray:
     """scikit-learn's digits as [1797, 8, 8] uint8, and their labels."""
-    from millionway.data.sources import open_source
+    from millionway.data.kinds.choose import open_source
 
     source = open_source("digits")
     return source.pixels  # pyright: ignore[reportAttributeAccessIssue]
@@ -39,7 +39,7 @@ def digit_pixels() -> np.ndarray:
 @pytest.fixture(scope="session")
 def digit_folder(tmp_path_factory: pytest.TempPathFactory, digit_pixels: np.ndarray) -> Path:
     """120 real digits as PNG files of 16 px, in folders by their label."""
-    from millionway.data.sources import open_source
+    from millionway.data.kinds.choose import open_source
 
     labels = open_source("digits").labels
     assert labels is not None

@@ -15,17 +15,15 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:
-    block = README.split("## The tree is the method")[1].split("```")[1]
-    listed, folder = set(), ""
-    for line in block.splitlines():
-        if match := re.match(r"  (\w+)/", line):
-            folder = match[1] + "/"
-        elif line.startswith("benchmarks"):
-            break
-        elif line.startswith("    ") and folder:
-            listed |= {folder + name for name in re.findall(r"\b\w+\.py", line)}
-        elif line.startswith("  "):
-            listed |= set(re.findall(r"^\s+(\w+\.py)", line))
+    block = README.split("## The tree is the method")[1].split("```")[1].split("\nbenchmarks")[0]
+    listed, folders = set(), []
+    for line in block.splitlines()[2:]:
+        depth = (len(line) - len(line.lstrip())) // 2 - 1
+        if match := re.match(r"\s+(\w+)/", line):
+            folders = [*folders[:depth], match[1]]
+        else:
+            names = re.findall(r"\b\w+\.py", line) if depth else re.findall(r"^\s+(\w+\.py)", line)
+            listed |= {"/".join([*folders[:depth], name]) for name in names}
     there = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")}
     assert listed == there
 
@@ -69,60 +67,65 @@ def test_make_targets_in_documents_exist() -> None:
 def test_files_named_in_documents_exist() -> None:
     for page in PAGES:
         for name in re.findall(
-            r"`((?:data|model|parallel|train|evaluation|reporting|exporting)/[\w/]*(?:\.py)?)`", page.read_text()
+            r"`((?:settings|data|model|parallel|train|evaluation|reporting|exporting|studies)/[\w/]*(?:\.py)?)`",
+            page.read_text(),
         ):
             assert (PACKAGE / name).exists(), f"{name} in {page.name}"
         for name in re.findall(r"\]\(([\w/]+\.\w+)\)", page.read_text()):
             assert (page.parent / name).exists(), f"{name} in {page.name}"
 
 
+BELOW_ALL = {"settings", "machine", "files", "randomness", "console"}
 ALLOWED = {
-    "data": {"data", "randomness", "files", "names"},
     "parallel": {"parallel"},
-    "model": {"model", "parallel", "randomness", "files", "names"},
-    "evaluation": {
-        "evaluation",
-        "model",
-        "data",
-        "parallel",
-        "config",
-        "randomness",
-        "files",
-        "names",
-        "intervals",
-        "verdict",
-    },
-    "train": {
-        *("train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"),
-        *("console", "environment", "verdict"),
-    },
-    "studies": {
-        *("studies", "train", "evaluation", "model", "data", "parallel", "config", "randomness", "files"),
-        *("console", "environment", "names", "intervals"),
-    },
-    "reporting": {"reporting", "files", "intervals", "verdict"},
-    "exporting": {"exporting", "model", "files"},
-    "config": {"names"},
-    "names": set(),
-    "intervals": set(),
-    "verdict": set(),
-    "console": set(),
-    "environment": set(),
+    "data": {"data", *BELOW_ALL},
+    "model": {"model", "parallel", *BELOW_ALL},
+    "reporting": {"reporting", *BELOW_ALL},
+    "exporting": {"exporting", "model", *BELOW_ALL},
+    "evaluation": {"evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
+    "train": {"train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
+    "studies": {"studies", "train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
+    "settings": {"settings"},
+    "machine": set(),
     "files": set(),
-    "presets": {"config", "names"},
     "randomness": set(),
+    "console": set(),
 }
 
 
 @pytest.mark.parametrize("part", ALLOWED)
 def test_imports_point_one_way(part: str) -> None:
-    files = [PACKAGE / f"{part}.py"] if (PACKAGE / f"{part}.py").exists() else sorted((PACKAGE / part).glob("*.py"))
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "millionway":
-                module = (node.module or "").split(".")
-                names = [module[1]] if len(module) > 1 else [alias.name for alias in node.names]
-                assert set(names) <= ALLOWED[part], f"{path.name} imports {names}"
+    for path in [PACKAGE / f"{part}.py", *(PACKAGE / part).rglob("*.py")]:
+        for module in imported_modules(path.read_text()) if path.exists() else []:
+            names = module.split(".")
+            if names[0] == "millionway":
+                assert len(names) > 1 or path.name == "cells.py", f"{path.name} imports the whole package"
+                if len(names) == 1:
+                    continue
+                assert names[1] in ALLOWED[part], f"{path.name} imports {module}"
+
+
+def test_every_part_has_its_place_in_the_order() -> None:
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__", "__main__", "cli"} == set(ALLOWED)
+
+
+def imported_modules(text: str) -> list[str]:
+    """By `import a.b` and by `from a import b`, also inside functions."""
+    modules = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            whole = node.module == "millionway"
+            modules += [f"millionway.{alias.name}" for alias in node.names] if whole else [node.module or ""]
+    return modules
+
+
+def test_both_forms_of_import_are_seen() -> None:
+    text = "import millionway\nimport millionway.a.b\nfrom millionway import c\ndef f():\n  from millionway.d import e"
+    assert imported_modules(text) == ["millionway", "millionway.a.b", "millionway.c", "millionway.d"]
 
 
 def test_no_address_or_path_of_a_machine() -> None:

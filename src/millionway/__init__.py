@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
-    from millionway.config import Pretrain
     from millionway.data.indexing import Changes
     from millionway.model.encoder import Encoder
-    from millionway.names import Duplicates
+    from millionway.settings.checks import Duplicates
+    from millionway.settings.pretrain import Pretrain
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,7 +44,7 @@ def pretrain(
     `settings` are those of the command line, with underscores:
     `millionway.pretrain("photos", "runs/photos", epochs=50, image_size=96)`.
     """
-    from millionway.config import with_settings
+    from millionway.settings.pretrain import with_settings
 
     if data is not None:
         settings["data"] = str(data)
@@ -58,7 +58,8 @@ def pretrain(
 
 def first_settings(preset: str | None, resume_from: Path | None) -> Pretrain:
     """What the user's own settings are laid over: the run to go on with, a preset, or the defaults."""
-    from millionway import config, presets
+    from millionway.settings import presets
+    from millionway.settings import pretrain as config
     from millionway.train.setup import run_config
 
     if resume_from is not None:
@@ -71,7 +72,7 @@ def first_settings(preset: str | None, resume_from: Path | None) -> Pretrain:
 def run_pretrain(config: Pretrain, first: Pretrain) -> Path:
     """Pretrain with finished settings, then write the report."""
     from millionway.parallel.launcher import is_first_process
-    from millionway.train.pretrain import pretrain as run
+    from millionway.train.run import pretrain as run
     from millionway.train.setup import check_resume
 
     if not config.data:
@@ -176,7 +177,7 @@ def plan(
     """
     import torch
 
-    from millionway.config import Storage
+    from millionway.settings.pretrain import Storage
     from millionway.train import plan as planning
 
     if storage not in get_args(Storage):
@@ -241,8 +242,8 @@ def index(
     """Number the images, check that each can be read, and write the list; or bring it up to date, if it is there."""
     from millionway.console import track
     from millionway.data.indexing import index as run_index
-    from millionway.data.sources import open_source
-    from millionway.environment import num_cores
+    from millionway.data.kinds.choose import open_source
+    from millionway.machine import num_cores
 
     return run_index(open_source(str(data), data_root), Path(out), threads or num_cores(), track, duplicates)
 
@@ -258,10 +259,10 @@ def bench(
     """Images per second of loading `data`: reading, two views each, and views with --cache."""
     import torch
 
-    from millionway.config import Views
     from millionway.console import track
     from millionway.data.speed import measure
-    from millionway.environment import choose_device, num_cores
+    from millionway.machine import choose_device, num_cores
+    from millionway.settings.pretrain import Views
 
     if what != "data":
         raise ValueError(f"bench measures data, not {what!r}")
@@ -290,7 +291,7 @@ def demo(out: str | Path = "runs/demo", *, seed: int = 1, epochs: int | None = N
 
     Returns `run`, `report`, and k-NN accuracies as {encoder: {k: accuracy}}.
     """
-    from millionway.files import read_metrics
+    from millionway.reporting.metrics import read_metrics
 
     folder, number = Path(out), 1
     while folder.exists():
@@ -326,8 +327,8 @@ def study(
     cells: only these rows of its table, by name. Runs that `out` holds already are not run again. `settings` are those
     of `pretrain`, for all runs alike.
     """
-    from millionway.config import with_settings
-    from millionway.environment import choose_device
+    from millionway.machine import choose_device
+    from millionway.settings.pretrain import with_settings
     from millionway.studies.study import study as run_study
 
     if data is not None:
@@ -353,7 +354,7 @@ def load_encoder(path: str | Path) -> Encoder:
 def _compute(device: str, threads: int | None) -> dict[str, Any]:
     import torch
 
-    from millionway.environment import choose_device, num_cores
+    from millionway.machine import choose_device, num_cores
 
     torch.set_num_threads(threads or num_cores())
     return {"device": choose_device(device), "num_threads": threads or num_cores()}

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 import millionway
-from millionway import config
-from millionway.names import Duplicates, suggest
 from millionway.parallel.launcher import is_first_process, times_restarted
-from millionway.presets import PRESETS
+from millionway.settings import pretrain as config
+from millionway.settings.checks import Duplicates, suggest
+from millionway.settings.presets import PRESETS
 
 Settings = TypeVar("Settings")
 CONF = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
@@ -45,9 +45,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _fail(str(error), 2)
     except (RuntimeError, OSError) as error:
-        from millionway.data.workers import ReaderKilled
+        from millionway.data.readers import ReaderKilled
         from millionway.parallel.collectives import OtherRankFailed
-        from millionway.train.pretrain import Interrupted, RunStopped
+        from millionway.train.run import Interrupted, RunStopped
 
         if isinstance(error, OSError):
             return _fail(f"{error.filename or 'error'}: {error.strerror or error}", 1)
@@ -493,7 +493,7 @@ def report(args: list[str]) -> None:
 
 def presets(args: list[str]) -> None:
     """list the presets"""
-    from millionway.presets import measured
+    from millionway.settings.presets import measured
 
     if args:
         raise ValueError(f"presets takes no argument, not {args[0]}")

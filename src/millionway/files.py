@@ -1,11 +1,9 @@
-"""Files that are whole or not there, and the lines of metrics.jsonl."""
+"""Files that are whole or not there."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 
 @contextmanager
@@ -43,14 +41,3 @@ def check_new(out: Path) -> None:
         raise ValueError(f"--out {out}: there is no folder {out.resolve().parent}")
     if not os.access(out.resolve().parent, os.W_OK):
         raise ValueError(f"--out {out} cannot be written: no permission for its folder")
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a metrics.jsonl; a line torn by a crash is left out."""
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return lines

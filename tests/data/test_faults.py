@@ -19,8 +19,8 @@ import millionway
 from millionway.data import source as source_module
 from millionway.data.images import UnreadableImage
 from millionway.data.indexing import build_manifest
-from millionway.data.sources import open_source
-from millionway.train.pretrain import RunStopped
+from millionway.data.kinds.choose import open_source
+from millionway.train.run import RunStopped
 
 NO_SUCH_PAGE = "/proc/self/mem"  # a regular file whose first byte is an input/output error
 
@@ -96,7 +96,7 @@ def test_a_disk_that_fails_once_is_asked_again(photos: Path, monkeypatch: pytest
 def test_a_killed_parent_leaves_no_worker_behind(photos: Path) -> None:
     code = (
         "import os, sys, time\n"
-        "from millionway.data.workers import in_order\n"
+        "from millionway.data.readers import in_order\n"
         "def work(item):\n"
         "    os.write(1, f'{os.getpid()}\\n'.encode())\n"
         "    time.sleep(600)\n"
@@ -121,7 +121,7 @@ def _is_running(process: int) -> bool:
 def test_a_killed_worker_is_told(photos: Path) -> None:
     code = (
         "import os, signal\n"
-        "from millionway.data.workers import in_order\n"
+        "from millionway.data.readers import in_order\n"
         "list(in_order(lambda item: os.kill(os.getpid(), signal.SIGKILL), range(2), 2, 2, processes=True))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -150,7 +150,7 @@ def test_many_failing_images_stop_a_run_that_can_go_on(photos: Path, tmp_path: P
         for name in names:
             (folder / name).rename(other / name)
 
-    from millionway.train import pretrain
+    from millionway.train import run as pretrain
 
     step = pretrain._Run._step
 

@@ -17,9 +17,9 @@ import millionway
 from millionway.data import indexing
 from millionway.data.dataset import open_dataset
 from millionway.data.indexing import build_manifest, update_manifest
+from millionway.data.kinds.choose import open_source
 from millionway.data.manifest import Manifest, difference
 from millionway.data.source import Keys
-from millionway.data.sources import open_source
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_keys_behave_as_a_list_of_texts(here: list[str], there: list[str], cut: 
 def test_processes_find_what_threads_find(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (photos / "3" / "broken.png").write_bytes(b"rubbish")
     by_threads = build_manifest(open_source(str(photos)), 2)
-    monkeypatch.setattr("millionway.data.workers.MANY", 1)
+    monkeypatch.setattr("millionway.data.readers.MANY", 1)
     monkeypatch.setattr(indexing, "ROWS_PER_BATCH", 50)
     by_processes = build_manifest(open_source(str(photos)), 2)
     assert by_processes.table.equals(by_threads.table) and by_processes.table["key"].num_chunks == 3

@@ -15,9 +15,9 @@ from PIL import Image
 import millionway
 from millionway.data.dataset import open_dataset
 from millionway.data.images import UnreadableImage, decode
-from millionway.data.shards import ShardSource, expand
+from millionway.data.kinds.choose import open_source
+from millionway.data.kinds.tar_shards import ShardSource, expand
 from millionway.data.source import Source
-from millionway.data.sources import open_source
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from PIL import Image
 
 from millionway.data.dataset import open_dataset
 from millionway.data.indexing import build_manifest
+from millionway.data.kinds.choose import open_source
 from millionway.data.manifest import Manifest, difference
-from millionway.data.sources import open_source
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from PIL import Image
 import millionway
 from millionway.data import packed, views
 from millionway.data.dataset import open_dataset
-from millionway.data.loader import FileStore
 from millionway.data.packed import pack
+from millionway.data.stores import FileStore
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from millionway.data import named_sets
-from millionway.data.folders import FileSource
-from millionway.data.sources import has_test_split, open_source
+from millionway.data.kinds import named_sets
+from millionway.data.kinds.choose import has_test_split, open_source
+from millionway.data.kinds.folders import FileSource
 
 
 def picture(path, value: int = 0) -> None:

@@ -116,7 +116,7 @@ def test_plain_view_is_the_central_square() -> None:
 
 def test_a_file_and_memory_give_the_same_crops(tmp_path) -> None:
     from millionway.data.dataset import open_dataset
-    from millionway.data.loader import FileStore, MemoryStore
+    from millionway.data.stores import FileStore, MemoryStore
 
     rng = np.random.default_rng(0)
     for index in range(5):

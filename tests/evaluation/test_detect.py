@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 import millionway
-from millionway.config import IMAGENET_MEAN, IMAGENET_STD
 from millionway.evaluation.boxes import has_boxes, read_boxes
 from millionway.evaluation.detect import Recipe, _batch, build_detector, ground_truth, read_picture, score
 from millionway.model.encoder import EncoderSpec, build_encoder
+from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
 RECIPE = Recipe("fpn", 96, 2, 2, 0.01)
 

@@ -16,9 +16,8 @@ from sklearn.metrics import average_precision_score
 import millionway
 from millionway import randomness
 from millionway.cli import main
-from millionway.config import IMAGENET_MEAN, IMAGENET_STD
 from millionway.data.dataset import open_dataset
-from millionway.data.loader import FileStore
+from millionway.data.stores import FileStore
 from millionway.evaluation import feature_cache, protocols
 from millionway.evaluation.feature_cache import FeatureCache
 from millionway.evaluation.features import labeled_split
@@ -29,6 +28,7 @@ from millionway.evaluation.subject import open_subject, state_hash
 from millionway.evaluation.work import Options, Work
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
+from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
 
 @pytest.fixture(autouse=True)

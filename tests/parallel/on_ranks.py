@@ -14,12 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import reference
 
 from millionway.model.classifier import InstanceClassifier, NotFiniteError
+from millionway.model.network import Network
 from millionway.model.prior import PriorProgress, write_prior
 from millionway.parallel import collectives
 from millionway.parallel.group import Group, leave
-from millionway.parallel.shards import load_shards, save_shards
+from millionway.parallel.row_shards import load_shards, save_shards
 from millionway.parallel.sync_bn import average_statistics, synchronize
-from millionway.train.step import Network, train_step
+from millionway.train.step import train_step
 
 COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor", "all_gather_object", "broadcast")
 
@@ -135,7 +136,7 @@ def numbers_of_all_rows(group: Group) -> None:
             leaf = part_of(who, x).clone().requires_grad_()
             losses.append(classifier(leaf, part_of(who, ids)).detach())
             classifier.update(0.1)
-        moved = collectives.gather_uneven(who, classifier.weight)
+        moved = collectives.all_gather_uneven(who, classifier.weight)
         results.append((part_of(group, x), compared, torch.stack(losses), moved))
     (_, one, one_losses, one_rows), (_, ours, losses, moved) = results
     assert torch.equal(part_of(group, one.ranks), ours.ranks)
@@ -220,7 +221,7 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
                 losses.append(step.loss)
             average_statistics(network, who)
             results.append(
-                (torch.stack(losses), network.state_dict(), collectives.gather_uneven(who, classifier.weight))
+                (torch.stack(losses), network.state_dict(), collectives.all_gather_uneven(who, classifier.weight))
             )
     (one_losses, one_state, one_rows), (losses, state, rows) = results
     assert torch.allclose(one_losses, losses, rtol=1e-9), (one_losses, losses)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millionway.parallel.group import Group
 from millionway.parallel.layout import local_range
-from millionway.parallel.shards import load_shards, save_shards
+from millionway.parallel.row_shards import load_shards, save_shards
 from millionway.train.checkpoint import is_full_disk
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from millionway.parallel.group import Group
-from millionway.parallel.shards import load_shards
+from millionway.parallel.row_shards import load_shards
 
 
 def torchrun(size: int, *command: str, **options) -> subprocess.CompletedProcess[str]:

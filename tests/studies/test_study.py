@@ -13,12 +13,12 @@ import torch
 import millionway
 from millionway import randomness
 from millionway.cli import main
-from millionway.config import with_settings
+from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import open_dataset
-from millionway.data.loader import plain_batches, view_batches
 from millionway.parallel.group import Group
-from millionway.presets import preset
-from millionway.studies import tables
+from millionway.settings.presets import preset
+from millionway.settings.pretrain import with_settings
+from millionway.studies import markdown
 from millionway.studies.grids import STUDIES, Setting, cell
 from millionway.studies.similarity import prior_similarity
 from millionway.studies.study import _compare_base, _table
@@ -125,13 +125,13 @@ def test_cosines_are_those_of_all_pairs() -> None:
 def test_what_is_undecided_is_called_so() -> None:
     better = {1: 0.52, 2: 0.53, 3: 0.51}
     worse = {1: 0.42, 2: 0.425, 3: 0.415}
-    assert tables.difference(better, worse).startswith("+10.0 ±")
-    assert "undecided" not in tables.difference(better, worse)
-    assert "undecided" in tables.difference(better, {1: 0.50, 2: 0.54, 3: 0.50})
-    assert "undecided" in tables.difference({1: 0.9}, {1: 0.1})
-    assert tables.mean_and_spread([0.5, 0.52]) == "51.0 ± 1.4"
+    assert markdown.difference(better, worse).startswith("+10.0 ±")
+    assert "undecided" not in markdown.difference(better, worse)
+    assert "undecided" in markdown.difference(better, {1: 0.50, 2: 0.54, 3: 0.50})
+    assert "undecided" in markdown.difference({1: 0.9}, {1: 0.1})
+    assert markdown.mean_and_spread([0.5, 0.52]) == "51.0 ± 1.4"
     points = [{"instance_top1": x, "knn_200": 2 * x} for x in (0.1, 0.2, 0.4)]
-    assert tables.correlation(points) == pytest.approx(1.0)
+    assert markdown.correlation(points) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_the_same_numbers_make_the_same_picture(tmp_path: Path) -> None:
     curve = [{"epoch": epoch, "knn_200": 0.3 + epoch / 10, "instance_top1": 0.1} for epoch in (0, 1)]
     pictures = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for path in pictures:
-        tables.draw("components", "Which?", {"row": {1: {"curve": curve}}}, path)
+        markdown.draw("components", "Which?", {"row": {1: {"curve": curve}}}, path)
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 
 import millionway
 from millionway.data.indexing import build_manifest, update_manifest
+from millionway.data.kinds.choose import open_source
 from millionway.data.manifest import REMOVED, Manifest
-from millionway.data.sources import open_source
-from millionway.files import read_metrics
 from millionway.model.classifier import InstanceClassifier
-from millionway.train import changes, checkpoint, pretrain
+from millionway.reporting.metrics import read_metrics
+from millionway.train import changes, checkpoint
+from millionway.train import run as pretrain
 
 SETTINGS = {"epochs": 3, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}
 

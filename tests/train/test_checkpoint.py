@@ -4,26 +4,26 @@ import os
 import pytest
 import torch
 
-from millionway.files import read_metrics
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.head import build_head
+from millionway.model.network import Network
+from millionway.reporting.metrics import read_metrics
 from millionway.train import checkpoint
 from millionway.train.metrics import Metrics
-from millionway.train.step import Network, train_step
+from millionway.train.state import State
+from millionway.train.step import train_step
 
 SPEC = EncoderSpec("narrow-resnet", "small", 16, (0.5,) * 3, (0.25,) * 3)
 
 
-def new_state(seed: int = 0) -> checkpoint.State:
+def new_state(seed: int = 0) -> State:
     network = Network(build_encoder(SPEC, seed), build_head("mlp", 256, 16, seed))
     optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9)
-    return checkpoint.State(
-        network, optimizer, InstanceClassifier(30, 16, seed=seed), torch.zeros(30, 3, dtype=torch.int32), 0
-    )
+    return State(network, optimizer, InstanceClassifier(30, 16, seed=seed), torch.zeros(30, 3, dtype=torch.int32), 0)
 
 
-def advance(state: checkpoint.State) -> None:
+def advance(state: State) -> None:
     g = torch.Generator().manual_seed(state.step)
     views, ids = torch.rand(8, 3, 16, 16, generator=g), torch.randint(30, (8,), generator=g)
     options = {"alpha": 0.2, "lr": 0.1, "row_lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
@@ -32,14 +32,14 @@ def advance(state: checkpoint.State) -> None:
     state.step += 1
 
 
-def everything(state: checkpoint.State) -> dict[str, torch.Tensor]:
+def everything(state: State) -> dict[str, torch.Tensor]:
     return {
         **checkpoint._model_tensors(state),
         **{f"c.{k}": v for k, v in checkpoint._classifier_tensors(state).items()},
     }
 
 
-def same(a: checkpoint.State, b: checkpoint.State) -> bool:
+def same(a: State, b: State) -> bool:
     ours, theirs = everything(a), everything(b)
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import millionway
-from millionway.data.loader import FileStore
-from millionway.files import read_metrics
+from millionway.data.stores import FileStore
+from millionway.reporting.metrics import read_metrics
 from millionway.train.clock import Clock
 
 SETTINGS = {"epochs": 2, "batch_size": 32, "threads": 1, "hardest": 2, "labels": "none"}
@@ -44,7 +44,7 @@ def test_a_run_says_where_its_time_goes(digit_folder: Path, tmp_path: Path, monk
     assert "a step is data" in (run / "train.log").read_text()
 
     # A slow disk: the same images, read from files, each of which takes its time.
-    monkeypatch.setattr("millionway.data.loader.SMALL_SIDE", 8)
+    monkeypatch.setattr("millionway.data.stores.SMALL_SIDE", 8)
     crop = FileStore._crop
     monkeypatch.setattr(FileStore, "_crop", lambda *args: time.sleep(0.02) or crop(*args))
     run = millionway.pretrain(digit_folder, tmp_path / "slow", **SETTINGS)

@@ -11,11 +11,12 @@ from millionway.train.plan import number
 STEPS = """
 import json, sys, torch
 from pathlib import Path
-from millionway.config import IMAGENET_MEAN, IMAGENET_STD
+from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.head import build_head
-from millionway.train.step import Network, train_step
+from millionway.model.network import Network
+from millionway.train.step import train_step
 
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()

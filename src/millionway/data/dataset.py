@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from millionway.data.indexing import build_manifest, report_oddities
-from millionway.data.loader import Store, open_store
+from millionway.data.kinds.choose import has_test_split, open_source
 from millionway.data.manifest import Manifest, difference
+from millionway.data.readers import Progress
 from millionway.data.source import Labels, Part, Source
-from millionway.data.sources import has_test_split, open_source
-from millionway.data.workers import Progress
-from millionway.names import Duplicates
+from millionway.data.stores import Store, open_store
+from millionway.settings.checks import Duplicates
 
 log = logging.getLogger("millionway")
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from millionway.data.arrow_files import pc
 from millionway.data.images import UnreadableImage, decode_with_mode, is_near_empty
 from millionway.data.manifest import COPY, REMOVED, SCHEMA, Manifest, hash_of
+from millionway.data.readers import Progress, in_calls
 from millionway.data.source import Keys, Source
-from millionway.data.workers import Progress, in_calls
-from millionway.names import Duplicates
+from millionway.settings.checks import Duplicates
 
 log = logging.getLogger("millionway")
 

@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 
 from millionway.data.images import UnreadableImage, check_size, decode
-from millionway.data.loader import FileStore
 from millionway.data.manifest import Manifest
+from millionway.data.readers import Progress, in_calls
 from millionway.data.source import Source
-from millionway.data.workers import Progress, in_calls
+from millionway.data.stores import FileStore
 from millionway.files import replacing
 
 log = logging.getLogger("millionway")

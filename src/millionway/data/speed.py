@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_dataset
 from millionway.data.images import UnreadableImage
-from millionway.data.loader import FileStore, Store, view_batches
 from millionway.data.packed import pack
-from millionway.data.workers import Progress, in_order
+from millionway.data.readers import Progress, in_order
+from millionway.data.stores import FileStore, Store
 
 NUM_IMAGES = 2048
 BATCH_SIZE = 64

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from millionway import randomness
 from millionway.data.images import UnreadableImage, decode
-from millionway.data.workers import Progress, in_order
+from millionway.data.readers import Progress, in_order
 from millionway.evaluation.boxes import BoxedImage, BoxedSet
 from millionway.model.encoder import Encoder
 

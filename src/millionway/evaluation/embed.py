@@ -9,7 +9,7 @@ import pyarrow.parquet
 import torch
 
 from millionway.data.dataset import open_dataset
-from millionway.data.workers import Progress
+from millionway.data.readers import Progress
 from millionway.evaluation.features import extract
 from millionway.files import check_new, replacing, write_whole
 from millionway.model.encoder_file import load_encoder

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from millionway import randomness
-from millionway.data.loader import plain_batches, view_batches
+from millionway.data.batches import plain_batches, view_batches
 from millionway.evaluation.features import Labeled
 from millionway.evaluation.work import Progress, Work
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from millionway import randomness
+from millionway.data.batches import plain_batches
 from millionway.data.dataset import Dataset
-from millionway.data.loader import plain_batches
+from millionway.data.readers import Progress
 from millionway.data.source import Labels
-from millionway.data.workers import Progress
 
 HELD_OUT = 0.2  # share of each class that asks, where the data has no test split; the rest answers
 BATCH_SIZE = 256

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway.model.classifier import InstanceClassifier
-from millionway.parallel.collectives import gather_together
+from millionway.parallel.collectives import all_gather_together
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def health(
     """
     compared = classifier.compare(embeddings, instance_ids)
     ours = (compared.ranks, compared.own, compared.nearest_other, features)
-    ranks, own, nearest_other, features = gather_together(classifier.group, *ours)
+    ranks, own, nearest_other, features = all_gather_together(classifier.group, *ours)
     yield "instance_top1", float((ranks < 1).float().mean())
     yield "instance_top5", float((ranks < 5).float().mean())
     yield "effective_rank", effective_rank(features)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from millionway.model.workers import on_each
+from millionway.model.threads import on_each
 
 NEIGHBORS = (20, 200)
 TEMPERATURE = 0.1

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway import randomness
-from millionway.data.workers import Progress
+from millionway.data.readers import Progress
 from millionway.evaluation.features import draw_of_each
 
 BATCH_SIZE = 2048

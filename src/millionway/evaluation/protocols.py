@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from millionway import randomness
-from millionway.config import from_json
+from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_dataset, open_test
-from millionway.data.loader import view_batches
 from millionway.evaluation import detect as detection
 from millionway.evaluation import knn as knn_protocol
 from millionway.evaluation import linear as linear_protocol
@@ -31,11 +30,12 @@ from millionway.evaluation.results import write_result, write_table
 from millionway.evaluation.retrieval import retrieval
 from millionway.evaluation.subject import Subject
 from millionway.evaluation.work import Options, Progress, Work
-from millionway.files import read_metrics
-from millionway.intervals import INTERVAL, half_interval
 from millionway.model.encoder import Encoder
-from millionway.names import suggest
-from millionway.verdict import verdict
+from millionway.reporting.intervals import INTERVAL, half_interval
+from millionway.reporting.metrics import read_metrics
+from millionway.reporting.verdict import verdict
+from millionway.settings.checks import suggest
+from millionway.settings.pretrain import from_json
 
 log = logging.getLogger("millionway")
 

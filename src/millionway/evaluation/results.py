@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from millionway.files import write_whole
-from millionway.intervals import INTERVAL, shown
+from millionway.reporting.intervals import INTERVAL, shown
 
 
 def write_result(

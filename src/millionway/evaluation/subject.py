@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from millionway.config import IMAGENET_MEAN, IMAGENET_STD
 from millionway.model.encoder import PLAIN_RESNETS, Encoder, EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.encoder_file import load_encoder
+from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
 WRAPPERS = ("state_dict", "model", "model_state", "teacher", "student")
 PREFIXES = ("", "module.", "backbone.", "encoder.", "encoder_q.", "model.", "base_encoder.", "resnet.", "trunk.")

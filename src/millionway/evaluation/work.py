@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from millionway.data.workers import Progress
+from millionway.data.readers import Progress
 from millionway.evaluation.feature_cache import FeatureCache
 from millionway.evaluation.features import Labeled, Split, extract
 from millionway.evaluation.subject import Subject

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from millionway import randomness
 from millionway.model import hardest as hardest_search
-from millionway.model import softmax, workers
+from millionway.model import softmax, threads
 from millionway.model.softmax import unit
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
@@ -135,7 +135,7 @@ class InstanceClassifier(nn.Module):
             last = min(first + ROWS_DRAWN_AT_ONCE, stop)
             self.weight[first - start : last - start] = randomness.normal(key, torch.arange(first, last), dim)
 
-        workers.on_each(draw, range(start, stop, ROWS_DRAWN_AT_ONCE), torch.device("cpu"))
+        threads.on_each(draw, range(start, stop, ROWS_DRAWN_AT_ONCE), torch.device("cpu"))
         self._pass: _Pass | None = None
         self._kept: list[Tensor] = []
         self._inverse_norm: Tensor | None = None
@@ -166,7 +166,9 @@ class InstanceClassifier(nn.Module):
             pairs = softmax.Pairs.build(places, len(rows), rows.block)
             shift = target_shift = None
             if tau < softmax.NO_SHIFT_ABOVE:
-                shift, target_shift = collectives.largest(group, softmax.largest_logits(unit_x, rows, pairs, tau))
+                shift, target_shift = collectives.all_reduce_max(
+                    group, softmax.largest_logits(unit_x, rows, pairs, tau)
+                )
             kept = self._room_to_keep(len(x), rows) if storing else []
             first = softmax.first_pass(unit_x, rows, pairs, tau, shift, kept)
             # What a target adds to the numerator: y e. Zero for targets whose rows are elsewhere.
@@ -175,7 +177,7 @@ class InstanceClassifier(nn.Module):
             added.view(-1)[pairs.places] = logits.exp2()
             added *= shares
             added[self._dead_here(ids), 0] = torch.nan
-            z, numerator = collectives.add_up(group, torch.stack([first.z, added.sum(dim=1)]))
+            z, numerator = collectives.all_reduce(group, torch.stack([first.z, added.sum(dim=1)]))
             self._check_alive(ids, numerator)
             loss = z.log() - numerator.log()
             if shift is not None and target_shift is not None:
@@ -186,7 +188,7 @@ class InstanceClassifier(nn.Module):
             q = added / numerator[:, None]
             gradient = first.o / z[:, None] - self._weighted_rows(rows, places, q)
             gradient /= tau * len(x)  # with respect to the unit embeddings, by the rows that are here
-            gradient = collectives.add_up_and_share_out(group, gradient)
+            gradient = collectives.reduce_scatter(group, gradient)
             own = slice(group.rank * len(gradient), (group.rank + 1) * len(gradient))
             along = (unit_x[own] * gradient).sum(dim=1, keepdim=True)
             gradient = (gradient - unit_x[own] * along) * inverse_norm_x[own]
@@ -233,7 +235,7 @@ class InstanceClassifier(nn.Module):
 
         earlier: the table of an epoch ago; with it the same result comes sooner.
         """
-        num_others = int(collectives.add_up(self.group, self.alive.sum())) - 1
+        num_others = int(collectives.all_reduce(self.group, self.alive.sum())) - 1
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
         with torch.autocast(self.weight.device.type, enabled=False):
@@ -269,8 +271,8 @@ class InstanceClassifier(nn.Module):
                 cosines[here, place[here]] = -torch.inf  # itself does not count
                 as_high += (cosines > high).sum(dim=1)
                 torch.maximum(nearest, cosines.amax(dim=1), out=nearest)
-        collectives.add_up(self.group, as_high)
-        collectives.largest(self.group, nearest)
+        collectives.all_reduce(self.group, as_high)
+        collectives.all_reduce_max(self.group, nearest)
         ours = [self.group.own_part(whole) for whole in (as_high, own, nearest)]
         return Comparison(*ours)
 
@@ -297,7 +299,7 @@ class InstanceClassifier(nn.Module):
     def _gathered(self, embeddings: Tensor, instance_ids: Tensor) -> tuple[Tensor, Tensor]:
         """All ranks' embeddings, in the dtype of the arithmetic, and their ids; checked, so that all ranks complain."""
         self._check_form(embeddings, instance_ids)
-        parts = collectives.gather_together(
+        parts = collectives.all_gather_together(
             self.group, embeddings.detach().to(self.compute_dtype), instance_ids.to(self.weight.device)
         )
         return self._checked(*parts), parts[1]
@@ -316,7 +318,7 @@ class InstanceClassifier(nn.Module):
             return
         is_dead = torch.zeros(len(ids), dtype=torch.int32, device=ids.device)
         is_dead[self._dead_here(ids)] = 1
-        dead = ids[collectives.add_up(self.group, is_dead) > 0]
+        dead = ids[collectives.all_reduce(self.group, is_dead) > 0]
         if len(dead):
             raise ValueError(f"instance {int(dead[0])} of the batch is not alive")
         raise NotFiniteError(f"the row of instance {int(ids[wrong][0])} is not finite (NaN or infinity)")
@@ -328,7 +330,7 @@ class InstanceClassifier(nn.Module):
         own_rows = rows.weight[places[mine]].to(unit_x.dtype) * rows.inverse_norm[places[mine]]
         cosines[mine] = (unit_x[mine] * own_rows).sum(dim=1)
         cosines[self._dead_here(ids)] = torch.nan
-        collectives.add_up(self.group, cosines)
+        collectives.all_reduce(self.group, cosines)
         self._check_alive(ids, cosines)
         return cosines
 
@@ -382,14 +384,14 @@ class InstanceClassifier(nn.Module):
         places, here = find_places(instance_ids, *self.local_range)
         others = torch.zeros(len(own), k, dtype=torch.int32, device=own.device)
         others[here] = hardest[places[here]].to(torch.int32)
-        others = collectives.add_up(self.group, others).to(torch.int64)  # each row comes from the rank that owns it
+        others = collectives.all_reduce(self.group, others).to(torch.int64)  # each row comes from the rank that owns it
         self._check_ids(others, "the batch's hardest classes")
         return torch.cat([own, others], dim=1), shares
 
     def _sampled_classes(self, instance_ids: Tensor) -> Int[Tensor, " chosen"]:
         """Ascending ids of the batch's own classes and `classes_per_step` others, drawn without replacement."""
         assert self.classes_per_step is not None
-        alive = collectives.gather_uneven(self.group, self.alive.to(torch.uint8)).bool()
+        alive = collectives.all_gather_uneven(self.group, self.alive.to(torch.uint8)).bool()
         everyone = torch.arange(self.num_instances, device=self.weight.device)
         lottery = randomness.uniform(randomness.key_of(self.seed, "classes", self.step), everyone, 1)[:, 0]
         lottery[~alive] = 2.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from millionway import randomness
-from millionway.names import suggest
+from millionway.settings.checks import suggest
 
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
 PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"

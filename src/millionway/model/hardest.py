@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from millionway.model import workers
+from millionway.model import threads
 from millionway.model.softmax import TINY_NORM
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
@@ -109,7 +109,7 @@ def _bounds_from_table(unit: Tensor, earlier: Tensor, travel: _Travel) -> Tensor
         if len(others) == 0:
             continue
         smallest = functools.partial(_smallest_cosines, shard, others)
-        parts = workers.on_each(smallest, zip(unit.split(64), earlier.split(64)), unit.device)
+        parts = threads.on_each(smallest, zip(unit.split(64), earlier.split(64)), unit.device)
         bounds = torch.minimum(bounds, torch.cat([bounds[:0], *parts]))
     return bounds
 
@@ -148,7 +148,7 @@ class _Sample:
         ids = torch.arange(0, num, every, device=unit.device)
         places, here = own.places(ids)
         places = places[here]
-        sample = collectives.gather_uneven(travel.group, unit[places[own.alive[places]]])
+        sample = collectives.all_gather_uneven(travel.group, unit[places[own.alive[places]]])
         if num <= 8 * k or len(sample) == 0:
             return _Sample(unit.new_empty(unit.shape[1], 0), 0, 1, 0)  # everything is a candidate
         place = min(len(sample), max(12, -(-4 * k * len(sample) // num)))
@@ -161,7 +161,7 @@ class _Sample:
         if self.checked == 0:
             return bounds
         parts = zip(unit.split(1024), bounds.split(1024))
-        return torch.cat([bounds[:0], *workers.on_each(self._raise, parts, unit.device)])
+        return torch.cat([bounds[:0], *threads.on_each(self._raise, parts, unit.device)])
 
     def _raise(self, part: tuple[Tensor, Tensor]) -> Tensor:
         unit, bounds = part
@@ -206,7 +206,7 @@ class _Search:
                     self._among_themselves(here)
                 else:
                     self._with(shard)
-            for block, (best, some, to_search) in zip(here, workers.on_each(self._choose, here, self.device)):
+            for block, (best, some, to_search) in zip(here, threads.on_each(self._choose, here, self.device)):
                 places = self.order[block * self.block :][: len(best)]
                 table[places] = best
                 some.rows = places[some.rows]
@@ -234,7 +234,7 @@ class _Search:
                 if both_ways:
                     self._add(j, column, scores, self.ids[i], row, None if self.alive is None else self.alive[i])
 
-        workers.on_each(scan, items, self.device)
+        threads.on_each(scan, items, self.device)
 
     def _with(self, shard: _Shard) -> None:
         """All rows with those of another rank."""
@@ -250,7 +250,7 @@ class _Search:
                 row, column, scores = _reaching(self.unit[i], others, self.lowest[i], memory)
                 self._add(i, row, scores, other_ids, column, others_alive)
 
-        workers.on_each(scan, range(len(self.bounds)), self.device)
+        threads.on_each(scan, range(len(self.bounds)), self.device)
 
     def _add(
         self, block: int, row: Tensor, scores: Tensor, ids: Tensor, column: Tensor, others_alive: Tensor | None
@@ -333,9 +333,9 @@ class _Decision:
     def run(self, travel: _Travel, result: Tensor) -> None:
         for shard in travel.ring():
             if len(shard.rows):
-                workers.on_each(functools.partial(self._score, shard), range(len(self.undecided)), self.unit.device)
+                threads.on_each(functools.partial(self._score, shard), range(len(self.undecided)), self.unit.device)
                 search = functools.partial(self._search, shard, shard.unit() if self.alone else self.unit)
-                workers.on_each(search, range(len(self.alone)), self.unit.device)
+                threads.on_each(search, range(len(self.alone)), self.unit.device)
         for part, exact in zip(self.undecided, self.exact):
             result[part.rows] = _ordered(part.ids.to(exact.device), exact, self.k).to(result.device)
         for place, parts in zip(self.alone, self.found):

@@ -60,8 +60,8 @@ def write_prior(
     with running_bn(network) if mode == "running-bn" else nullcontext():
         for images, instance_ids in batches:
             # An image that fails is left out, so the ranks' parts may differ in length.
-            rows = collectives.gather_uneven(classifier.group, network(images).float())
-            instance_ids = collectives.gather_uneven(classifier.group, instance_ids)
+            rows = collectives.all_gather_uneven(classifier.group, network(images).float())
+            instance_ids = collectives.all_gather_uneven(classifier.group, instance_ids)
             if mode == "running-bn":  # what follows is normalized with them, so they are the same everywhere
                 average_statistics(network, classifier.group)
             if mode != "random":

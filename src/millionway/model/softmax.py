@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway import randomness
-from millionway.model import workers
+from millionway.model import threads
 
 TINY_NORM = 1e-12
 LOG2_E = 1 / math.log(2)  # goes into X^: 2^s is computed in half the time of e^s
@@ -238,7 +238,7 @@ def first_pass(
         return z, o
 
     z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
-    for z_here, o_here in workers.on_each(sums, rows.shares(), x.device):
+    for z_here, o_here in threads.on_each(sums, rows.shares(), x.device):
         z += z_here
         o += o_here
     return FirstPass(z, o, pair_logits, shift, kept)
@@ -280,7 +280,7 @@ def second_pass(
             torch.mm(e, scaled_x, out=gradient[: len(block)])
             move(block, momentum_blocks[block.number], gradient[: len(block)], unit_rows)
 
-    workers.on_each(write, rows.shares(), x.device)
+    threads.on_each(write, rows.shares(), x.device)
     _invert(rows.inverse_norm)
 
 

@@ -14,7 +14,7 @@ from millionway.parallel.layout import local_range
 Result = TypeVar("Result")
 
 
-def gather(group: Group, own: Tensor) -> Tensor:
+def all_gather(group: Group, own: Tensor) -> Tensor:
     """All ranks' parts, one after the other; they are equally large."""
     if group.size == 1:
         return own
@@ -23,12 +23,12 @@ def gather(group: Group, own: Tensor) -> Tensor:
     return everybody
 
 
-def gather_together(group: Group, *own: Tensor) -> list[Tensor]:
-    """`gather` for several tensors of the same length, at one go: as bytes."""
+def all_gather_together(group: Group, *own: Tensor) -> list[Tensor]:
+    """`all_gather` for several tensors of the same length, at one go: as bytes."""
     if group.size == 1:
         return list(own)
     rows = [_as_bytes(part) for part in own]
-    everybody = gather(group, torch.cat(rows, dim=1)).split([part.shape[1] for part in rows], dim=1)
+    everybody = all_gather(group, torch.cat(rows, dim=1)).split([part.shape[1] for part in rows], dim=1)
     return [
         part.contiguous().view(like.dtype).view(-1, *like.shape[1:]) for part, like in zip(everybody, own, strict=True)
     ]
@@ -39,30 +39,30 @@ def _as_bytes(rows: Tensor) -> Tensor:
     return rows.reshape(len(rows), math.prod(rows.shape[1:])).contiguous().view(torch.uint8)
 
 
-def gather_uneven(group: Group, own: Tensor) -> Tensor:
+def all_gather_uneven(group: Group, own: Tensor) -> Tensor:
     """All ranks' parts, one after the other; they may differ in length."""
     if group.size == 1:
         return own
-    lengths = gather(group, torch.tensor([len(own)], device=own.device)).tolist()
-    parts = gather(group, _padded(own, max(lengths))).split(max(lengths)) if max(lengths) else [own]
+    lengths = all_gather(group, torch.tensor([len(own)], device=own.device)).tolist()
+    parts = all_gather(group, _padded(own, max(lengths))).split(max(lengths)) if max(lengths) else [own]
     return torch.cat([part[:length] for part, length in zip(parts, lengths)])
 
 
-def add_up(group: Group, tensor: Tensor) -> Tensor:
-    """In place."""
+def all_reduce(group: Group, tensor: Tensor) -> Tensor:
+    """The sum over all ranks, written into the tensor."""
     if group.size > 1:
         dist.all_reduce(tensor, group=group.connections)
     return tensor
 
 
-def largest(group: Group, tensor: Tensor) -> Tensor:
-    """In place."""
+def all_reduce_max(group: Group, tensor: Tensor) -> Tensor:
+    """The largest of all ranks, element by element, written into the tensor."""
     if group.size > 1:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group.connections)
     return tensor
 
 
-def add_up_and_share_out(group: Group, tensor: Tensor) -> Tensor:
+def reduce_scatter(group: Group, tensor: Tensor) -> Tensor:
     """Each rank gets its part of the sum: [size * n, ...] -> [n, ...]."""
     if group.size == 1:
         return tensor
@@ -71,7 +71,7 @@ def add_up_and_share_out(group: Group, tensor: Tensor) -> Tensor:
     return part
 
 
-def tell_everybody(group: Group, word: Any) -> list[Any]:
+def all_gather_object(group: Group, word: Any) -> list[Any]:
     """What each rank says, by rank: small things, at the start and the end of a run."""
     if group.size == 1:
         return [word]
@@ -91,23 +91,23 @@ def all_or_none(group: Group, work: Callable[[], Result]) -> Result:
     try:
         result = work()
     except Exception as error:
-        tell_everybody(group, str(error) or repr(error))
+        all_gather_object(group, str(error) or repr(error))
         raise
-    reasons = tell_everybody(group, None)
+    reasons = all_gather_object(group, None)
     for rank, reason in enumerate(reasons):
         if reason is not None:
             raise OtherRankFailed(f"rank {rank}: {reason}")
     return result
 
 
-def first_alone(group: Group, work: Callable[[], Result]) -> Result | None:
+def on_first_rank(group: Group, work: Callable[[], Result]) -> Result | None:
     """`all_or_none` for what only the first rank does; None on the others."""
     return all_or_none(group, work if group.is_first else lambda: None)
 
 
 def any_rank(group: Group, own: bool) -> bool:
     """Whether it is so on one of the ranks."""
-    return own if group.size == 1 else bool(largest(group, torch.tensor([own], dtype=torch.int32)))
+    return own if group.size == 1 else bool(all_reduce_max(group, torch.tensor([own], dtype=torch.int32)))
 
 
 def ring(group: Group, num_instances: int, *own: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:

@@ -40,7 +40,7 @@ def average_statistics(network: nn.Module, group: Group) -> None:
     layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
     statistics = [getattr(layer, name) for layer in layers for name in names]
     if statistics:
-        means = collectives.add_up(group, torch.cat([each.flatten() for each in statistics])) / group.size
+        means = collectives.all_reduce(group, torch.cat([each.flatten() for each in statistics])) / group.size
         for each, mean in zip(statistics, means.split([each.numel() for each in statistics])):
             each.copy_(mean.view_as(each))
 
@@ -89,7 +89,9 @@ class _Normalize(torch.autograd.Function):
         dims, shape = [0, *range(2, x.dim())], [1, -1, *[1] * (x.dim() - 2)]
         variance, mean = torch.var_mean(x.detach(), dims, correction=0)
         num = x.new_full((1, x.shape[1]), x.numel() / x.shape[1])
-        parts = collectives.gather(group, torch.stack([mean, variance, num[0]])[None].double())  # [ranks, 3, channels]
+        parts = collectives.all_gather(
+            group, torch.stack([mean, variance, num[0]])[None].double()
+        )  # [ranks, 3, channels]
         num = parts[:, 2].sum(dim=0)
         share = parts[:, 2] / num
         mean = (share * parts[:, 0]).sum(dim=0)
@@ -110,7 +112,7 @@ class _Normalize(torch.autograd.Function):
         normal, inverse, weight = ctx.saved_tensors
         sums = torch.stack([gradient.sum(ctx.dims), (gradient * normal).sum(ctx.dims)])
         bias_gradient, weight_gradient = sums.clone()  # this rank's; data-parallel averaging takes care of the rest
-        mean, along = (collectives.add_up(ctx.group, sums.double()) / ctx.num).to(gradient.dtype)
+        mean, along = (collectives.all_reduce(ctx.group, sums.double()) / ctx.num).to(gradient.dtype)
         x_gradient = (gradient - mean.view(ctx.shape) - normal * along.view(ctx.shape)) * inverse
         if weight is None:
             return x_gradient, None, None, None, None

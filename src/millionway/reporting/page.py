@@ -5,10 +5,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from millionway.files import read_metrics, write_whole
-from millionway.intervals import INTERVAL, shown
+from millionway.files import write_whole
 from millionway.reporting.charts import line_chart
-from millionway.verdict import verdict
+from millionway.reporting.intervals import INTERVAL, shown
+from millionway.reporting.metrics import read_metrics
+from millionway.reporting.verdict import verdict
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #f3f4f6; margin: 0; }

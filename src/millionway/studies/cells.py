@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millionway.config import FREE_ON_RESUME
 from millionway.console import Interrupt
-from millionway.files import read_metrics, write_whole
+from millionway.files import write_whole
+from millionway.reporting.metrics import read_metrics
+from millionway.settings.pretrain import FREE_ON_RESUME
 from millionway.studies.grids import Cell
-from millionway.train.pretrain import Interrupted, RunStopped
+from millionway.train.run import Interrupted, RunStopped
 
 POLL_SECONDS = 0.5
 

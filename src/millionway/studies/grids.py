@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from millionway.config import Classifier
+from millionway.settings.pretrain import Classifier
 
 PAPER_INSTANCES = 1_281_167
 SAMPLED = (2**10, 2**12, 2**14, 2**16)

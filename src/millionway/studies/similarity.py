@@ -5,13 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millionway import randomness
-from millionway.config import Pretrain
+from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import Dataset
-from millionway.data.loader import plain_batches, view_batches
+from millionway.data.readers import Progress
 from millionway.data.sampler import Sampler
-from millionway.data.workers import Progress
 from millionway.model.prior import PriorProgress, write_prior
 from millionway.parallel.group import Group
+from millionway.settings.pretrain import Pretrain
 from millionway.train.setup import build, resolve
 
 

@@ -11,17 +11,17 @@ import torch
 from rich.live import Live
 from rich.table import Table
 
-from millionway import config as settings
-from millionway.config import Pretrain
 from millionway.console import console, track
 from millionway.data.dataset import open_dataset
+from millionway.data.kinds.choose import open_source
 from millionway.data.source import Source
-from millionway.data.sources import open_source
-from millionway.environment import describe_environment, num_cores
 from millionway.evaluation.features import no_labels
 from millionway.files import write_whole
-from millionway.names import suggest
-from millionway.studies import tables
+from millionway.machine import describe_environment, num_cores
+from millionway.settings import pretrain as settings
+from millionway.settings.checks import suggest
+from millionway.settings.pretrain import Pretrain
+from millionway.studies import markdown
 from millionway.studies.cells import CellsFailed, Job, run_jobs, short_name
 from millionway.studies.grids import PRIORS, STUDIES, VARIED, Cell, Setting
 from millionway.studies.similarity import prior_similarity
@@ -68,7 +68,7 @@ def study(
     failed = None
     if name == "prior-similarity":
         numbers = _similarities(config, out, source, seeds, device)
-        table = tables.similarity_table(numbers)
+        table = markdown.similarity_table(numbers)
     else:
         jobs = [Job(cell, seed, out) for cell in chosen for seed in seeds]
         with _live(name, chosen, seeds, jobs) as show:
@@ -141,10 +141,10 @@ def _compare_base(path: Path, config: Pretrain) -> None:
 
 def _similarities(
     config: Pretrain, out: Path, source: Source, seeds: tuple[int, ...], device: torch.device
-) -> tables.Numbers:
+) -> markdown.Numbers:
     """In this process; each finished one is kept."""
     (out / "cells").mkdir(exist_ok=True)
-    numbers: tables.Numbers = {}
+    numbers: markdown.Numbers = {}
     dataset = None
     for prior in PRIORS:
         numbers[prior] = {}
@@ -192,29 +192,29 @@ def _live(name: str, cells: list[Cell], seeds: tuple[int, ...], jobs: list[Job])
         yield lambda: live.update(table(), refresh=True)
 
 
-def _numbers(jobs: list[Job]) -> tables.Numbers:
+def _numbers(jobs: list[Job]) -> markdown.Numbers:
     """Of all runs that are finished, also of rows that were not asked for this time."""
-    numbers: tables.Numbers = {job.cell.name: {} for job in jobs}
+    numbers: markdown.Numbers = {job.cell.name: {} for job in jobs}
     for job in jobs:
         if job.result.exists():
             numbers[job.cell.name][job.seed] = json.loads(job.result.read_text())
     return numbers
 
 
-def _table(name: str, cells: list[Cell], numbers: tables.Numbers, epochs: tuple[int, ...]) -> str:
+def _table(name: str, cells: list[Cell], numbers: markdown.Numbers, epochs: tuple[int, ...]) -> str:
     if name == "instance-vs-semantic":
-        return tables.correlation_table(numbers)
+        return markdown.correlation_table(numbers)
     papers = {cell.name: cell.paper for cell in cells}
     along = [epoch for epoch in SHOWN_EPOCHS if epoch <= max(epochs)] if name == "initialization" else []
     study = STUDIES[name]
     pairs = study.pairs or [(row, study.reference) for row in papers if row != study.reference]
     endings = ["", *(f", {num} epochs" for num in epochs)]  # rows of runs of different length
     pairs = [(row + ending, reference + ending) for ending in endings for row, reference in pairs]
-    accuracies = tables.accuracy_table(numbers, papers, study.paper_epochs, along)
-    return f"{accuracies}\n\n{tables.difference_table(numbers, pairs, along)}".strip()
+    accuracies = markdown.accuracy_table(numbers, papers, study.paper_epochs, along)
+    return f"{accuracies}\n\n{markdown.difference_table(numbers, pairs, along)}".strip()
 
 
-def _write(name: str, out: Path, table: str, numbers: tables.Numbers, config: Pretrain, num_images: int) -> Path:
+def _write(name: str, out: Path, table: str, numbers: markdown.Numbers, config: Pretrain, num_images: int) -> Path:
     seeds = sorted({seed for results in numbers.values() for seed in results})
     commits = {r["environment"]["commit"] or "unknown" for results in numbers.values() for r in results.values()}
     text = (
@@ -226,5 +226,5 @@ def _write(name: str, out: Path, table: str, numbers: tables.Numbers, config: Pr
     result = {"study": name, "num_images": num_images, "numbers": numbers}
     write_whole(out / f"{name}.json", json.dumps(result, indent=1) + "\n")
     write_whole(out / f"{name}.md", text)
-    tables.draw(name, STUDIES[name].question, numbers, out / f"{name}.svg")
+    markdown.draw(name, STUDIES[name].question, numbers, out / f"{name}.svg")
     return out / f"{name}.md"

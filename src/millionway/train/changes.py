@@ -9,17 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from millionway.config import Pretrain
 from millionway.console import track
+from millionway.data.batches import plain_batches
 from millionway.data.dataset import Dataset
 from millionway.data.indexing import report_oddities, update_manifest
-from millionway.data.loader import plain_batches
+from millionway.data.kinds.choose import open_source
 from millionway.data.manifest import Manifest
-from millionway.data.sources import open_source
-from millionway.parallel.collectives import add_up, first_alone, gather_uneven, tell_everybody
+from millionway.parallel.collectives import all_gather_object, all_gather_uneven, all_reduce, on_first_rank
 from millionway.parallel.group import Group
-from millionway.train.checkpoint import State, newest_fingerprint
+from millionway.settings.pretrain import Pretrain
+from millionway.train.checkpoint import newest_fingerprint
 from millionway.train.setup import MANIFEST
+from millionway.train.state import State
 
 log = logging.getLogger("millionway")
 
@@ -43,11 +44,11 @@ class Before:
 
 def changed_images(config: Pretrain, group: Group, run: Path) -> Before | None:
     """Write the new list beside the old one; None if nothing has changed, or nobody asked."""
-    first_alone(group, lambda: finish_change(run))
+    on_first_rank(group, lambda: finish_change(run))
     if not config.data_changed:
         return None
-    before = first_alone(group, lambda: _compare(config, run))
-    return tell_everybody(group, before)[0]
+    before = on_first_rank(group, lambda: _compare(config, run))
+    return all_gather_object(group, before)[0]
 
 
 def _compare(config: Pretrain, run: Path) -> Before | None:
@@ -91,7 +92,7 @@ def write_new_rows(state: State, dataset: Dataset, new_ids: Tensor, image_size: 
     if len(new_ids) == 0:
         return
     kept = classifier.weight[~fresh & classifier.alive].float().norm(dim=1)
-    sums = add_up(classifier.group, torch.stack([kept.sum(), torch.tensor(float(len(kept)), device=device)]))
+    sums = all_reduce(classifier.group, torch.stack([kept.sum(), torch.tensor(float(len(kept)), device=device)]))
     length = float(sums[0] / sums[1].clamp(min=1)) or 1.0
     network = state.network.eval()
     group, own_size = classifier.group, batch_size // classifier.group.size
@@ -99,8 +100,8 @@ def write_new_rows(state: State, dataset: Dataset, new_ids: Tensor, image_size: 
     ids = group.own_part(new_ids[torch.arange(num * group.size) % len(new_ids)])  # filled up, so that all have as many
     images = plain_batches(dataset.store, ids, image_size, own_size, device)
     for pictures, read_ids in track(images, -(-num // own_size), "rows of new images"):
-        rows = gather_uneven(group, network(pictures).float())
-        classifier.set_rows(gather_uneven(group, read_ids), length * F.normalize(rows))
+        rows = all_gather_uneven(group, network(pictures).float())
+        classifier.set_rows(all_gather_uneven(group, read_ids), length * F.normalize(rows))
     network.train()
 
 

@@ -26,15 +26,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from millionway.environment import free_memory_bytes
 from millionway.files import sync, write_whole
-from millionway.model.classifier import InstanceClassifier
+from millionway.machine import free_memory_bytes
 from millionway.model.prior import PriorProgress
-from millionway.parallel.collectives import all_or_none, any_rank, first_alone, tell_everybody
+from millionway.parallel.collectives import all_gather_object, all_or_none, any_rank, on_first_rank
 from millionway.parallel.group import Group
 from millionway.parallel.launcher import local_size
-from millionway.parallel.shards import load_shards, save_shards
-from millionway.train.step import Network
+from millionway.parallel.row_shards import load_shards, save_shards
+from millionway.train.state import State
 
 log = logging.getLogger("millionway")
 
@@ -43,20 +42,6 @@ def is_full_disk(error: BaseException) -> bool:
     """Whether a write failed for lack of space, whichever library says so."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return (isinstance(error, OSError) and error.errno in full) or "No space left" in str(error)
-
-
-@dataclass
-class State:
-    """Everything that a run changes."""
-
-    network: Network
-    optimizer: torch.optim.SGD
-    classifier: InstanceClassifier
-    hardest: Tensor | None
-    step: int
-    """steps done"""
-    prior: PriorProgress | None = None
-    """while the rows are being written, before the first step"""
 
 
 @dataclass
@@ -133,13 +118,13 @@ def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, 
     """All ranks together: each writes its rows, the first one the rest."""
     final = checkpoints / snapshot.name
     aside = checkpoints / f".{final.name}.tmp"
-    there = first_alone(group, lambda: final.exists() and _fingerprint(final) == fingerprint)
+    there = on_first_rank(group, lambda: final.exists() and _fingerprint(final) == fingerprint)
     if any_rank(group, bool(there)):
         return final
     try:
-        first_alone(group, lambda: _begin(aside, snapshot))
+        on_first_rank(group, lambda: _begin(aside, snapshot))
         save_shards(snapshot.classifier, aside / "classifier", group, snapshot.num_instances)
-        first_alone(group, lambda: _finish(aside, final, snapshot, fingerprint, keep))
+        on_first_rank(group, lambda: _finish(aside, final, snapshot, fingerprint, keep))
     except BaseException:
         if group.is_first:
             shutil.rmtree(aside, ignore_errors=True)
@@ -180,8 +165,8 @@ def complete(checkpoints: Path) -> list[Path]:
 def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
     """Fill the state from the newest checkpoint that is whole; say which were passed over. False if there is none."""
     group = state.classifier.group
-    newest = first_alone(group, lambda: _newest(checkpoints, fingerprint))
-    folder = tell_everybody(group, newest)[0]
+    newest = on_first_rank(group, lambda: _newest(checkpoints, fingerprint))
+    folder = all_gather_object(group, newest)[0]
     if folder is None:
         return False
     all_or_none(group, lambda: _load(folder, state))

@@ -7,7 +7,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from millionway.files import read_metrics, write_whole
+from millionway.files import write_whole
+from millionway.reporting.metrics import read_metrics
 
 
 class Metrics:

@@ -10,26 +10,27 @@ import torch
 from torch import Tensor
 
 from millionway import randomness
-from millionway.config import Pretrain
 from millionway.console import track
+from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_test
-from millionway.data.loader import FileStore, view_batches
+from millionway.data.stores import FileStore
 from millionway.evaluation.features import Split, extract, extract_split, labeled_split
 from millionway.evaluation.health import health
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
 from millionway.evaluation.results import write_result
-from millionway.files import read_metrics
 from millionway.model.encoder import EncoderSpec
 from millionway.model.encoder_file import save_encoder
-from millionway.parallel.collectives import all_or_none, gather
+from millionway.parallel.collectives import all_gather, all_or_none
 from millionway.parallel.group import Group
 from millionway.parallel.sync_bn import average_statistics
-from millionway.train.checkpoint import State
+from millionway.reporting.metrics import read_metrics
+from millionway.reporting.verdict import verdict
+from millionway.settings.pretrain import Pretrain
 from millionway.train.clock import MUCH
 from millionway.train.metrics import Metrics, peak_memory_bytes
 from millionway.train.setup import own_cores
-from millionway.verdict import verdict
+from millionway.train.state import State
 
 log = logging.getLogger("millionway")
 
@@ -80,7 +81,7 @@ class Monitor:
     def log_step(self, loss: float, ranks: Tensor, lr: float) -> tuple[float, float]:
         """(top-1 of the batch, images per second), also written to the metrics."""
         assert self.config.training.batch_size
-        top1 = float((gather(self.group, ranks) < 1).float().mean())
+        top1 = float((all_gather(self.group, ranks) < 1).float().mean())
         seconds = max(time.monotonic() - self.last_time, 1e-9)
         speed = (self.state.step - self.last_step) * self.config.training.batch_size / seconds
         self.start_timing()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from millionway.config import IMAGENET_MEAN, IMAGENET_STD
-from millionway.model import softmax, workers
+from millionway.model import softmax, threads
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.head import build_head
+from millionway.model.network import Network
 from millionway.parallel.layout import local_range
-from millionway.train.step import Network
+from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
 FLOAT = 4
 TFLOPS = {"cuda": 10.0, "mps": 2.0, "cpu": 0.05}
@@ -157,7 +157,7 @@ def _hybrid_rows(question: Question, instances: int) -> dict[str, int]:
     stored = own * dim * torch.finfo(question.storage).bits // 8
     device = torch.device(question.device)
     block = min(own, softmax.rows_per_block(batch, device))
-    at_a_time = min(torch.get_num_threads(), workers.MAX_WORKERS) if question.device == "cpu" else 1
+    at_a_time = min(torch.get_num_threads(), threads.MAX_WORKERS) if question.device == "cpu" else 1
     targets = batch * (k + 1)
     return {
         "rows": stored,

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import torch
 
-from millionway import config as settings
-from millionway.config import Pretrain
 from millionway.console import track
 from millionway.data.dataset import Dataset, open_dataset
-from millionway.data.remote import is_remote
+from millionway.data.kinds.choose import has_test_split, is_named, open_source
+from millionway.data.kinds.remote import is_remote
 from millionway.data.source import Source
-from millionway.data.sources import has_test_split, is_named, open_source
-from millionway.environment import describe_environment, num_cores
 from millionway.evaluation.features import no_labels
 from millionway.files import write_whole
+from millionway.machine import describe_environment, num_cores
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.encoder_file import load_encoder
 from millionway.model.head import build_head
-from millionway.parallel.collectives import tell_everybody
+from millionway.model.network import Network
+from millionway.parallel.collectives import all_gather_object
 from millionway.parallel.group import Group
 from millionway.parallel.launcher import local_size, times_restarted
 from millionway.parallel.sync_bn import synchronize
-from millionway.train import checkpoint
-from millionway.train.step import Network
+from millionway.settings import pretrain as settings
+from millionway.settings.pretrain import Pretrain
+from millionway.train.state import State
 
 log = logging.getLogger("millionway")
 
@@ -114,7 +114,7 @@ def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
 
 def compare_settings(group: Group, config: Pretrain) -> None:
     """All ranks must have been given the same; folders and threads may be each machine's own."""
-    everybody = tell_everybody(group, settings.flat(config))
+    everybody = all_gather_object(group, settings.flat(config))
     for rank, theirs in enumerate(everybody):
         for name, value in everybody[0].items():
             if theirs[name] != value and name not in ("data_root", "threads"):
@@ -151,7 +151,7 @@ def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Data
 
 def build(
     config: Pretrain, dataset: Dataset, device: torch.device, group: Group, num_instances: int | None = None
-) -> tuple[checkpoint.State, EncoderSpec]:
+) -> tuple[State, EncoderSpec]:
     """Encoder, head, classifier and optimizer, as they are before the first step.
 
     num_instances: of a classifier from before the images changed; then it is only read.
@@ -185,7 +185,7 @@ def build(
     if config.classifier.hardest:
         shape = (len(classifier.weight), config.classifier.hardest)
         hardest = torch.zeros(shape, dtype=torch.int32, device=device)
-    return checkpoint.State(network, optimizer, classifier, hardest, step=0), encoder.spec
+    return State(network, optimizer, classifier, hardest, step=0), encoder.spec
 
 
 def _new_encoder(config: Pretrain) -> Encoder:

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 
 import millionway
 from millionway.cli import main
-from millionway.config import Pretrain, flag, with_settings
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
-from millionway.train.pretrain import RunStopped
+from millionway.settings.pretrain import Pretrain, flag, with_settings
+from millionway.train.run import RunStopped
 from millionway.train.setup import check_resume, run_config
 
 SETTINGS = {"epochs": 2, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}

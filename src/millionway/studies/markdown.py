@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millionway.intervals import half_interval
+from millionway.reporting.intervals import half_interval
 
 Numbers = dict[str, dict[int, dict[str, Any]]]
 """{row: {seed: result}}"""

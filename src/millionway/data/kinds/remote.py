@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from millionway.data.folders import labels_of_folders
 from millionway.data.images import EXTENSIONS, UnreadableImage
+from millionway.data.kinds.folders import labels_of_folders
 from millionway.data.source import Keys, Labels, read_patiently
 
 log = logging.getLogger("millionway")

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from millionway.config import Pretrain, with_settings
-from millionway.names import suggest
+from millionway.settings.checks import suggest
+from millionway.settings.pretrain import Pretrain, with_settings
 
 
 def digits() -> Pretrain:

@@ -13,25 +13,26 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from millionway import config as settings
 from millionway import randomness
-from millionway.config import Pretrain
 from millionway.console import Interrupt, bar, be_quiet, messages, track
+from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import Dataset
-from millionway.data.loader import FileStore, TooManyUnreadable, plain_batches, view_batches
+from millionway.data.kinds.choose import open_source
 from millionway.data.packed import pack
+from millionway.data.readers import ReaderKilled
 from millionway.data.sampler import Sampler
-from millionway.data.sources import open_source
-from millionway.data.workers import ReaderKilled
-from millionway.environment import choose_device
+from millionway.data.stores import FileStore, TooManyUnreadable
+from millionway.machine import choose_device
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
-from millionway.parallel.collectives import all_or_none, any_rank, first_alone
+from millionway.parallel.collectives import all_or_none, any_rank, on_first_rank
 from millionway.parallel.group import Group, leave
+from millionway.parallel.heartbeat import Heartbeat
 from millionway.parallel.launcher import local_rank
-from millionway.parallel.signs_of_life import SignsOfLife
 from millionway.parallel.sync_bn import average_statistics
+from millionway.settings import pretrain as settings
+from millionway.settings.pretrain import Pretrain
 from millionway.train import checkpoint
 from millionway.train.changes import (
     CHANGED,
@@ -60,6 +61,7 @@ from millionway.train.setup import (
     take_weights,
     write_run_files,
 )
+from millionway.train.state import State
 from millionway.train.step import StepResult, train_step
 
 log = logging.getLogger("millionway")
@@ -96,7 +98,7 @@ def pretrain(config: Pretrain) -> Path:
                 stack.enter_context(new_run_folder(run))
             stack.enter_context(sole_user(run))
 
-        first_alone(group, enter)
+        on_first_rank(group, enter)
         stack.enter_context(messages(run / "train.log" if group.is_first else None))
         torch.set_num_threads(config.running.threads or own_cores())
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
@@ -111,9 +113,9 @@ def pretrain(config: Pretrain) -> Path:
             dataset = all_or_none(patient, lambda: _packed(dataset, resolved))
         state, spec = build(resolved, dataset, device, group, before and before.num_instances)
         if config.resume:
-            first_alone(group, lambda: remember_places(run, resolved))
+            on_first_rank(group, lambda: remember_places(run, resolved))
         else:
-            first_alone(group, lambda: write_run_files(run, config, resolved, dataset, device))
+            on_first_rank(group, lambda: write_run_files(run, config, resolved, dataset, device))
         return _Run(resolved, run, dataset, device, state, spec, group, before).go()
 
 
@@ -142,7 +144,7 @@ def _open_images(config: Pretrain, device: torch.device, group: Group, manifest:
             raise ValueError(f"{manifest} is not there: all machines must see the same folder as --out")
         return open_by(manifest)
 
-    dataset = first_alone(group, first)
+    dataset = on_first_rank(group, first)
     return all_or_none(group, lambda: dataset or another())
 
 
@@ -164,7 +166,7 @@ class _Run:
     run: Path
     dataset: Dataset
     device: torch.device
-    state: checkpoint.State
+    state: State
     spec: EncoderSpec
     group: Group
     before: Before | None = None
@@ -180,7 +182,7 @@ class _Run:
         self.fingerprint = self.dataset.manifest.fingerprint
         self.checkpoints = self.run / "checkpoints"
         self.lr = training.lr
-        split = first_alone(self.group, lambda: labeled_images(self.config, self.dataset))
+        split = on_first_rank(self.group, lambda: labeled_images(self.config, self.dataset))
 
         known = self.fingerprint if self.before is None else self.before.fingerprint
         resumed = self.config.resume and checkpoint.load_newest(self.checkpoints, self.state, known)
@@ -205,7 +207,7 @@ class _Run:
         )
         running = self.config.running
         self.saver = checkpoint.Saver(self.checkpoints, self.fingerprint, running.keep, self.group, running.timeout)
-        self.signs = SignsOfLife(self.group, running.timeout)
+        self.heartbeat = Heartbeat(self.group, running.timeout)
         with Interrupt() as self.interrupt:
             try:
                 if not resumed:
@@ -220,7 +222,7 @@ class _Run:
                     self._save()
                 self._train()
                 self.saver.wait()
-                first_alone(self.group, self.monitor.write_neighbors)
+                on_first_rank(self.group, self.monitor.write_neighbors)
             except TooManyUnreadable as error:
                 raise RunStopped(f"{error}. Repair that, then: {self._resume_command()}") from None
             except ReaderKilled as error:
@@ -238,7 +240,7 @@ class _Run:
                 raise
             finally:
                 self.saver.close()
-                self.signs.close()
+                self.heartbeat.close()
                 self.monitor.close()
                 self.dataset.store.close()
         log.info("done: %s", self.run / "encoder.safetensors")
@@ -278,7 +280,7 @@ class _Run:
             self.state.hardest = self.state.classifier.hardest(self.state.hardest.shape[1])
         # The checkpoint and the list belong together: an interruption between them is repaired by the next start.
         checkpoint.save(self.checkpoints, self.state, self.fingerprint, self.config.running.keep)
-        first_alone(self.group, lambda: accept_change(self.run))
+        on_first_rank(self.group, lambda: accept_change(self.run))
         log.info("the images changed (%s); going on with epoch %d", before.words, epoch + 1)
 
     def _saving(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -361,7 +363,7 @@ class _Run:
             state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
             self.hardest_seconds = time.monotonic() - started
             self.clock.lap("hardest")
-        self.signs.step = state.step + 1
+        self.heartbeat.step = state.step + 1
         seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
         torch.manual_seed(seed >> 1)  # for encoders with dropout
         assert training.lr is not None
@@ -398,7 +400,7 @@ class _Run:
             self.saver.wait()
         good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
         kept = f"The last good checkpoint is {good}" if good else "There is no checkpoint yet"
-        step = self.signs.step
+        step = self.heartbeat.step
         return (
             f"{what} at step {step}, epoch {(step - 1) // self.steps_per_epoch + 1}. {kept}. "
             f"The learning rate was {self.lr:.3g}: start again with a lower --lr."
@@ -419,7 +421,7 @@ class _Run:
     def _lost_contact(self, error: Exception) -> str:
         """Another rank stopped, hangs or cannot be reached."""
         reason = re.sub(r"^\[[^]]*\] *", "", _first_line(error))  # without the line of the library's source
-        silent = self.signs.silent_ranks()
+        silent = self.heartbeat.silent_ranks()
         return (
             f"rank {self.group.rank} stopped at step {self.state.step + 1} because of another one: "
             f"{silent or 'see their messages'} ({reason}). Go on with: {self._resume_command()}"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millionway.data.arrow_files import kept_file, read_arrow, write_arrow
-from millionway.data.folders import list_of_files
 from millionway.data.images import UnreadableImage
+from millionway.data.kinds.folders import list_of_files
 from millionway.data.source import GONE, Keys, Labels, Source, labels_from
 
 log = logging.getLogger("millionway")

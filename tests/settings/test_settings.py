@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from millionway import config, presets
-from millionway.config import Pretrain, check, flat, from_json, resolve, to_json, with_settings
+from millionway.settings import presets
+from millionway.settings import pretrain as config
+from millionway.settings.pretrain import Pretrain, check, flat, from_json, resolve, to_json, with_settings
 
 
 def defaults(**settings) -> Pretrain:

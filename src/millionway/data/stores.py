@@ -1,4 +1,4 @@
-"""Batches of views. An image is decoded once for all of its views of a step."""
+"""Pixels by instance id: all in memory, or read from files when they are needed."""
 
 import logging
 import math
@@ -6,9 +6,9 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,17 +17,14 @@ from torch import Tensor
 
 from millionway.data import views
 from millionway.data.images import UnreadableImage, check_size, decode, pixels_of
+from millionway.data.kinds.choose import Source
 from millionway.data.manifest import Manifest
-from millionway.data.sources import Source
+from millionway.data.readers import Progress, Workers, by_processes, in_calls
 from millionway.data.views import ViewParameters
-from millionway.data.workers import Progress, Workers, by_processes, in_calls, in_order
 
 log = logging.getLogger("millionway")
 
-Out = TypeVar("Out")
-
 SMALL_SIDE = 128  # images up to this side live in memory, if they fit
-PREFETCHED_BATCHES = 2
 SPACE_BYTES, NUM_SPACES = 1 << 28, 3  # for crops on their way; larger batches go in parts
 
 
@@ -286,58 +283,3 @@ def _load(source: Source, width: int, height: int, places: np.ndarray) -> np.nda
             return None
         out[:] = np.asarray(image).transpose(2, 0, 1)
     return pixels
-
-
-def plain_batches(
-    store: Store, instance_ids: Tensor, size: int, batch_size: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(images, instance_ids) without augmentation, in the order given; an image that fails is left out."""
-
-    def read(ids: Tensor) -> tuple[Tensor, Tensor]:
-        box = views.plain_boxes(store.heights[ids], store.widths[ids], size)
-        read_ids, images = store.crops(ids, [box], size)
-        good = read_ids == ids
-        return _pinned(images[good], device), ids[good]
-
-    for images, ids in _ahead(read, instance_ids.split(batch_size), store, device):
-        if store.trouble:
-            raise TooManyUnreadable(store.trouble)
-        images = images.to(device, non_blocking=True)
-        yield images if images.is_floating_point() else images / 255, ids.to(device)
-
-
-def view_batches(
-    store: Store,
-    batches: Iterable[tuple[list[int], Tensor]],
-    size: int,
-    device: torch.device,
-    **augmentation: float,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(views, instance_ids) for each ([key of a view, ...], ids): [num_views x batch, 3, size, size], view by view."""
-
-    on_cpu = device.type == "cpu"
-
-    def read(batch: tuple[list[int], Tensor]) -> tuple[Tensor, Tensor, list[ViewParameters]]:
-        keys, ids = batch
-        heights, widths = store.heights[ids], store.widths[ids]
-        parameters = [views.draw_parameters(key, ids, heights, widths, **augmentation) for key in keys]
-        read_ids, made = store.views(ids, parameters, size, distorted=on_cpu)
-        return _pinned(made, device), read_ids.repeat(len(keys)), parameters
-
-    for made, ids, parameters in _ahead(read, batches, store, device):
-        if on_cpu:
-            yield made, ids
-        else:
-            on_device = made.to(device, non_blocking=True)
-            yield views.distort(on_device, views.join(parameters, device)), ids.to(device)
-
-
-def _pinned(images: Tensor, device: torch.device) -> Tensor:
-    """In memory that a GPU copies from while others work."""
-    return images.pin_memory() if device.type == "cuda" else images
-
-
-def _ahead(read: Callable[[Any], Out], batches: Iterable, store: Store, device: torch.device) -> Iterator[Out]:
-    """Read the next batches while this one is worked on; not if that would only take its cores away."""
-    is_same_work = store.takes_cores and device.type == "cpu"
-    return in_order(read, batches, 0 if is_same_work else 1, PREFETCHED_BATCHES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from millionway.data.folders import FileSource, list_of_files
+from millionway.data.kinds.folders import FileSource, list_of_files
 from millionway.data.source import ArraySource, Labels, Source
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from millionway.parallel.group import Group
 
 
-class SignsOfLife:
+class Heartbeat:
     """A thread that leaves (step, time) in the store that all ranks share, a few times per timeout."""
 
     def __init__(self, group: Group, timeout: float) -> None:
@@ -18,7 +18,7 @@ class SignsOfLife:
         self.step = 0
         self.ended = threading.Event()
         if group.size > 1:
-            threading.Thread(target=self._leave_words, daemon=True, name="signs of life").start()
+            threading.Thread(target=self._leave_words, daemon=True, name="heartbeat").start()
 
     def _leave_words(self) -> None:
         with suppress(Exception):  # the machine that keeps the words is gone; the training will notice

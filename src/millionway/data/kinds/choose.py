@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from millionway.data import tables
-from millionway.data.arrays import open_array
-from millionway.data.folders import open_folder, open_list
-from millionway.data.named_sets import NAMED
-from millionway.data.remote import is_remote, open_remote
-from millionway.data.shards import expand, open_shards
+from millionway.data.kinds import tables
+from millionway.data.kinds.arrays import open_array
+from millionway.data.kinds.folders import open_folder, open_list
+from millionway.data.kinds.named_sets import NAMED
+from millionway.data.kinds.remote import is_remote, open_remote
+from millionway.data.kinds.tar_shards import expand, open_shards
 from millionway.data.source import Source, some_of
-from millionway.names import suggest
+from millionway.settings.checks import suggest
 
 
 def open_source(data: str, data_root: Path | None = None, test: bool = False, max_images: int | None = None) -> Source:

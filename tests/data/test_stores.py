@@ -7,8 +7,9 @@ from PIL import Image
 
 from millionway import randomness
 from millionway.data import views
+from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import open_dataset
-from millionway.data.loader import FileStore, TooManyUnreadable, plain_batches, view_batches
+from millionway.data.stores import FileStore, TooManyUnreadable
 
 AUGMENTATION = {"crop_min": 0.08, "flip": 0.5, "jitter": 1.0, "grayscale": 0.2, "blur": 0.5}
 CPU = torch.device("cpu")
@@ -90,13 +91,13 @@ def test_an_image_that_fails_later_gives_its_place_away(photos, caplog) -> None:
 
 @pytest.mark.parametrize("many", [0, 1000])  # processes, threads
 def test_batches_that_somebody_keeps_are_not_written_over(photos, monkeypatch, many: int) -> None:
-    monkeypatch.setattr("millionway.data.workers.MANY", many)
+    monkeypatch.setattr("millionway.data.readers.MANY", many)
     dataset = open_dataset(str(photos), num_threads=2)
     asked = [([7, 8], torch.tensor([step % 12, (step + 5) % 12, 3])) for step in range(8)]
     one_by_one = [views.clone() for views, _ in view_batches(dataset.store, asked, 32, CPU, **AUGMENTATION)]
     kept = [views[2:4] for views, _ in view_batches(dataset.store, asked, 32, CPU, **AUGMENTATION)]
     assert all(torch.equal(whole[2:4], part) for whole, part in zip(one_by_one, kept))
-    monkeypatch.setattr("millionway.data.loader.SPACE_BYTES", 3 * 2 * 3 * 32 * 32 * 4 - 1)  # two images at a time
+    monkeypatch.setattr("millionway.data.stores.SPACE_BYTES", 3 * 2 * 3 * 32 * 32 * 4 - 1)  # two images at a time
     in_parts = list(view_batches(dataset.store, asked, 32, CPU, **AUGMENTATION))
     assert all(torch.equal(whole, views) for whole, (views, _) in zip(one_by_one, in_parts))
     dataset.store.close()
@@ -104,7 +105,7 @@ def test_batches_that_somebody_keeps_are_not_written_over(photos, monkeypatch, m
 
 def test_two_readers_at_once_get_their_own_images(photos, monkeypatch) -> None:
     """Training reads ahead while an evaluation reads."""
-    monkeypatch.setattr("millionway.data.workers.MANY", 0)
+    monkeypatch.setattr("millionway.data.readers.MANY", 0)
     dataset = open_dataset(str(photos), num_threads=2)
     ids = torch.arange(12)
     (expected, _), *_ = plain_batches(dataset.store, ids, 32, 12, CPU)

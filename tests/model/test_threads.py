@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from millionway.model import workers
+from millionway.model import threads
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def test_results_come_in_order_and_from_several_threads(num_threads: int) -> Non
         return item, threading.current_thread().name, torch.get_num_threads(), torch.is_grad_enabled()
 
     with torch.no_grad():
-        results = workers.on_each(where, range(12), CPU)
+        results = threads.on_each(where, range(12), CPU)
     assert [result[0] for result in results] == list(range(12))
     assert len({result[1] for result in results}) == num_threads
     assert all(result[2] == 1 and not result[3] for result in results)
@@ -47,5 +47,5 @@ def test_after_an_error_no_worker_is_still_at_it(num_threads: int) -> None:
             raise MemoryError("full")
 
     with pytest.raises(MemoryError, match="full"):
-        workers.on_each(fail_at_two, range(100), CPU)
+        threads.on_each(fail_at_two, range(100), CPU)
     assert not running and len(begun) < 20

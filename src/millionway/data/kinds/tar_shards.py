@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from millionway.data.arrow_files import kept_file, pc, read_arrow, write_arrow
-from millionway.data.folders import read_file, status_of
 from millionway.data.images import EXTENSIONS, UnreadableImage
+from millionway.data.kinds.folders import read_file, status_of
 from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from
 
 log = logging.getLogger("millionway")

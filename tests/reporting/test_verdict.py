@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 import millionway
-from millionway.files import read_metrics
-from millionway.verdict import verdict
+from millionway.reporting.metrics import read_metrics
+from millionway.reporting.verdict import verdict
 
 
 def run(losses: list[float], **changes: list[float]) -> list[dict]:
