@@ -89,7 +89,7 @@ ALLOWED = {
     "machine": set(),
     "files": set(),
     "randomness": set(),
-    "console": set(),
+    "console": {"files"},
 }
 
 

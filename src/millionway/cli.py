@@ -57,9 +57,11 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    from millionway.console import printable
+
     if os.environ.get("MILLIONWAY_TRACEBACK") and sys.exc_info()[0]:
         Console(stderr=True).print_exception()
-    print(f"millionway: {message}", file=sys.stderr)
+    print(f"millionway: {printable(message)}", file=sys.stderr)
     return code
 
 
@@ -352,6 +354,7 @@ class Index:
 
 def index(args: list[str]) -> None:
     """number and check the images of a folder"""
+    from millionway.console import printable
     from millionway.data.indexing import report_oddities
 
     chosen = _parse(Index, args, "index")
@@ -360,7 +363,7 @@ def index(args: list[str]) -> None:
         changes = millionway.index(**vars(chosen))
     manifest = changes.manifest
     for key, problem in list(manifest.problems.items())[:20]:
-        print(f"unreadable  {key}: {problem}")
+        print(printable(f"unreadable  {key}: {problem}"))
     with _messages():
         report_oddities(manifest, chosen.duplicates)
     if was_there:

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,14 +20,36 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from millionway.files import open_append
+
 Item = TypeVar("Item")
 console = Console(stderr=True)
 log = logging.getLogger("millionway")
 TO_TERMINAL = "millionway to terminal"
 
 
-class _QuietFileHandler(logging.FileHandler):
+def printable(text: str) -> str:
+    r"""One line that does nothing to a terminal or a log: line breaks and control characters are spelled out (\n).
+
+    Names of files and labels may hold any of them.
+    """
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+class _Lines(logging.Formatter):
+    """Every message is one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+class _QuietFileHandler(logging.StreamHandler):
     """A log that cannot be written (the disk is full) must not hide what the run itself says about it."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.stream.close()
+        super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -47,9 +69,10 @@ def messages(log_file: Path | None = None) -> Iterator[None]:
         rich = RichHandler(console=console, show_path=False, show_level=False, show_time=False)
         handlers.append(rich if console.is_terminal or console.quiet else logging.StreamHandler())
         handlers[0].name = TO_TERMINAL
+        handlers[0].setFormatter(_Lines())
     if log_file is not None:
-        to_file = _QuietFileHandler(log_file, encoding="utf-8")
-        to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        to_file = _QuietFileHandler(open_append(log_file))
+        to_file.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
         handlers.append(to_file)
     level = log.level
     log.setLevel(logging.INFO)

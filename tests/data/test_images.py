@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from millionway.data import images
 from millionway.data.images import UnreadableImage, decode
 
 
@@ -105,3 +106,31 @@ def test_jpeg_is_decoded_smaller_where_that_is_enough() -> None:
     assert small.size == (200, 150)  # a quarter is the smallest scale that keeps 100 pixels
     assert decode(data, shrink_to=600).size == (800, 600)
     assert abs(pixels(small) - pixels(photo(800, 600).resize((200, 150), Image.Resampling.BOX))).mean() < 3
+
+
+def test_photos_of_phones() -> None:
+    """HEIC, by the extra package."""
+    from pillow_heif import from_pillow
+
+    buffer = io.BytesIO()
+    from_pillow(photo(400, 300)).save(buffer, quality=90)
+    image = decode(buffer.getvalue())
+    assert image.size == (400, 300)
+    assert abs(pixels(image) - pixels(photo(400, 300))).mean() < 4
+
+
+def test_limits_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "limits", images.Limits(max_pixels=1199, max_bytes=10**6))
+    with pytest.raises(UnreadableImage, match=r"too many pixels: 40 x 30, .* --max-pixels"):
+        decode(encoded(photo(), "PNG"))
+    images.limits.max_pixels = 1200
+    assert decode(encoded(photo(), "PNG")).size == (40, 30)
+    images.limits.max_bytes = 100
+    with pytest.raises(UnreadableImage, match=r"too large: .* --max-image-bytes"):
+        decode(encoded(photo(), "PNG"))
+
+
+def test_sixteen_bits_keep_their_upper_byte() -> None:
+    gray = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    for image in (Image.fromarray(gray), Image.fromarray(gray.astype(np.int32))):
+        assert np.array_equal(pixels(decode(encoded(image, "TIFF")))[..., 0], gray >> 8)

@@ -1,10 +1,14 @@
 """Any picture file as 8-bit RGB.
 
 Decided here, once: the first frame of an animation; EXIF rotation applied; transparency over white; 16-bit gray scaled
-to 8 bits; CMYK, palette and the rest by Pillow's own conversion. Pillow's guard against decompression bombs stays on.
+to 8 bits; CMYK, palette and the rest by Pillow's own conversion. Only decoders of the formats listed here are ever
+tried: Pillow knows others, one of which starts another program. What is larger than the limits is not decoded.
 """
 
 import io
+import warnings
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,10 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
-    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico", ".heic", ".heif"}
 )
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO")  # by Pillow's names
+HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
 ROTATION_KEYS = {"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"}  # where Pillow looks for a rotation
 NEAR_EMPTY = 2.0
@@ -23,6 +29,53 @@ SOME_PLACES = ((4, 4), (2, 2), (6, 6), (2, 6), (6, 2), (4, 1), (4, 7), (1, 4), (
 
 class UnreadableImage(ValueError):
     """An image that cannot be decoded, with the reason in words a user can act on."""
+
+
+@dataclass
+class Limits:
+    """What one image may take."""
+
+    max_pixels: int = 1 << 27
+    """of width x height; decoded, four bytes each"""
+    max_bytes: int = 1 << 29
+    """of the file"""
+
+
+limits = Limits()
+"""of this process, and of those that it forks to read images"""
+
+
+def set_limits(max_pixels: int, max_bytes: int) -> None:
+    limits.max_pixels, limits.max_bytes = max_pixels, max_bytes
+    # Pillow has a guard of its own, which warns above its limit and refuses twice as much.
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def check_bytes(num_bytes: int) -> None:
+    """Refuse a file before it is read."""
+    if num_bytes > limits.max_bytes:
+        words = f"too large: {num_bytes / 1e6:,.0f} MB, and {limits.max_bytes / 1e6:,.0f} MB are allowed"
+        raise UnreadableImage(f"{words}; store a smaller copy, or raise --max-image-bytes")
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > limits.max_pixels:
+        words = f"too many pixels: {width} x {height}, and {limits.max_pixels / 1e6:,.0f} million are allowed"
+        raise UnreadableImage(f"{words}; store a smaller copy, or raise --max-pixels")
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those of FORMATS that this Pillow was built with, and HEIF where pillow-heif is installed."""
+    Image.init()
+    there = tuple(name for name in FORMATS if name in Image.OPEN)
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return there
+    register_heif_opener()
+    return (*there, "HEIF")
 
 
 def decode(data: bytes | np.ndarray, shrink_to: int | None = None, upright: bool = True) -> Image.Image:
@@ -44,19 +97,25 @@ def decode_with_mode(
     if not data:
         raise UnreadableImage("empty file")
     assert not ImageFile.LOAD_TRUNCATED_IMAGES, "a truncated image must raise"
+    check_bytes(len(data))
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=_formats()) as image:
             mode = image.mode
+            _check_pixels(*image.size)
             if shrink_to is not None and image.format == "JPEG":
                 # Both sides stay at or above shrink_to: draft() never goes below the size asked for.
                 scale = shrink_to / min(image.size)
                 image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
             return _to_rgb(image, upright), mode
-    except Image.DecompressionBombError:
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        raise UnreadableImage(f"too many pixels: more than {limit} million; store a smaller copy") from None
+    except UnreadableImage:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        words = f"too many pixels: more than {limits.max_pixels / 1e6:,.0f} million"
+        raise UnreadableImage(f"{words}; store a smaller copy, or raise --max-pixels") from None
     except UnidentifiedImageError:
-        raise UnreadableImage("not an image that Pillow knows") from None
+        if data[4:8] == b"ftyp" and data[8:12] in HEIF_BRANDS and "HEIF" not in _formats():
+            raise UnreadableImage("HEIC needs one package more: pip install 'millionway[heic]'") from None
+        raise UnreadableImage(f"not an image in a format that is read ({', '.join(_formats())})") from None
     except Exception as error:  # each format's decoder has exceptions of its own
         raise UnreadableImage(str(error) or type(error).__name__) from None
 
@@ -93,7 +152,9 @@ def _to_rgb(image: Image.Image, upright: bool) -> Image.Image:
     image = _upright(image) if upright else image
     if image.mode in ("I;16", "I;16B", "I;16L", "I"):
         # Pillow would clip at 255. 16-bit gray keeps its upper byte.
-        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+        gray = np.asarray(image)
+        gray = gray.clip(0, 65535) if image.mode == "I" else gray
+        image = Image.fromarray((gray >> 8).astype(np.uint8))
     elif image.mode == "F":
         gray = np.nan_to_num(np.asarray(image))
         image = Image.fromarray((gray * (255 if gray.max(initial=0) <= 1 else 1)).clip(0, 255).astype(np.uint8))

@@ -224,8 +224,10 @@ def _whole_batches(path: Path) -> pa.Table:
     try:
         reader = pa.ipc.open_stream(pa.memory_map(str(path)))
         while reader.schema.equals(EXAMINED):
-            batches.append(reader.read_next_batch())
-    except (StopIteration, OSError, pa.ArrowInvalid):
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+            batches.append(batch)
+    except (StopIteration, OSError, pa.ArrowException):
         pass
     return pa.Table.from_batches(batches, EXAMINED)
 

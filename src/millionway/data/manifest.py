@@ -109,7 +109,7 @@ class Manifest:
             raise ValueError(f"{path}: not a manifest: no such file; `millionway index DATA --out {path}` makes one")
         try:
             table = read_arrow(path)
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{path}: not a manifest ({error}). `millionway index` makes one.") from None
         missing = set(SCHEMA.names) - set(table.schema.names)
         if missing and (table.schema.metadata or {}).get(b"version") == b"1":

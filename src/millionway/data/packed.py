@@ -15,7 +15,7 @@ from millionway.data.manifest import Manifest
 from millionway.data.readers import Progress, in_calls
 from millionway.data.source import Source
 from millionway.data.stores import FileStore
-from millionway.files import replacing
+from millionway.files import remove_leftovers, replacing
 
 log = logging.getLogger("millionway")
 
@@ -76,7 +76,7 @@ def _make(
     progress: Progress | None,
 ) -> None:
     sizes, starts = _layout(manifest, side)
-    path.with_name(path.name + ".tmp").unlink(missing_ok=True)  # of a process that was killed
+    remove_leftovers(path.parent, path.name)  # the lock is ours
     num_bytes, free = int(starts[-1]), shutil.disk_usage(path.parent).free
     if num_bytes > 0.95 * free:
         raise ValueError(

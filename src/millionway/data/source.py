@@ -146,8 +146,12 @@ def read_patiently(read: Callable[[], bytes], is_passing: Callable[[Exception], 
 
 
 def key_of_path(relative_path: str) -> str:
-    """The path as text that any file format can hold; bytes that are not UTF-8 are spelled out."""
-    return os.fsencode(relative_path).decode("utf-8", "backslashreplace").replace(os.sep, "/")
+    r"""The path as text that any file format can hold, another one for each path.
+
+    Bytes that are not UTF-8 are spelled out, \xff, and so that no other name looks like that, \ is doubled.
+    """
+    text = relative_path.replace(os.sep, "/").replace("\\", "\\\\")
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 @dataclass

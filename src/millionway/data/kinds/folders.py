@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millionway.data.arrow_files import pc
-from millionway.data.images import EXTENSIONS, UnreadableImage
+from millionway.data.images import EXTENSIONS, UnreadableImage, check_bytes
 from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from, patiently, read_patiently
 
 log = logging.getLogger("millionway")
@@ -71,11 +71,23 @@ def read_file(path: str, size: int | None = None, offset: int = 0) -> bytes:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
                 raise UnreadableImage("not a regular file")
-            return os.pread(file, size or status.st_size or 1, offset)
+            num = status.st_size if size is None else size
+            check_bytes(num)
+            # Some files of Linux say that they are empty, and are not; or fail, and say so only when they are read.
+            return _read_all(file, num if num or size == 0 else 1, offset)
         finally:
             os.close(file)
 
     return read_patiently(read, _is_passing)
+
+
+def _read_all(file: int, num_bytes: int, offset: int) -> bytes:
+    """The system may give less at a time than was asked for."""
+    parts = []
+    while num_bytes > 0 and (part := os.pread(file, num_bytes, offset)):
+        parts.append(part)
+        num_bytes, offset = num_bytes - len(part), offset + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _is_passing(error: Exception) -> bool:

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from millionway.data.images import EXTENSIONS, UnreadableImage
+from millionway.data.images import EXTENSIONS, UnreadableImage, check_bytes
 from millionway.data.kinds.folders import labels_of_folders
 from millionway.data.source import Keys, Labels, read_patiently
 
@@ -34,6 +34,7 @@ class RemoteSource:
         return read_patiently(lambda: self._read(index), lambda error: not isinstance(error, UnreadableImage))
 
     def _read(self, index: int) -> bytes:
+        check_bytes(self.sizes[index])
         try:
             return self.files.cat_file(self.paths[index])
         except FileNotFoundError:

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millionway.data.arrow_files import kept_file, read_arrow, write_arrow
-from millionway.data.images import UnreadableImage
+from millionway.data.arrow_files import checked, kept_file, read_arrow, write_arrow
+from millionway.data.images import UnreadableImage, check_bytes
 from millionway.data.kinds.folders import list_of_files
 from millionway.data.source import GONE, Keys, Labels, Source, labels_from
 
@@ -46,6 +46,7 @@ class TableSource:
         value = self.images[index]
         if not value.is_valid:
             raise UnreadableImage("the table has no bytes for it")
+        check_bytes(len(value.as_buffer()))
         return value.as_py()
 
 
@@ -70,7 +71,9 @@ def open_table(name: str, paths: list[Path]) -> Source:
         else:
             images += table["image"].chunks
             own = [None] * len(table)
-        keys += [f"{path.name}/{row:08d}" + (f"/{Path(text).name}" if text else "") for row, text in enumerate(own)]
+        keys += [
+            f"{path.name}/{row:08d}" + (f"/{Path(str(text)).name}" if text else "") for row, text in enumerate(own)
+        ]
     return TableSource(
         name, pa.chunked_array(images), Keys(keys), labels, max(path.stat().st_mtime_ns for path in paths)
     )
@@ -91,9 +94,9 @@ def _list_of_paths(name: str, folder: Path, parts: list[pa.Table], labels: Label
             f"({', '.join(PATH_COLUMNS)}); there are {', '.join(names)}"
         )
     texts: list[Any] = [text for part in parts for text in part[column].to_pylist()]
-    empty = [row for row, text in enumerate(texts) if not text]
+    empty = [row for row, text in enumerate(texts) if not text or not isinstance(text, str)]
     if empty:
-        raise ValueError(f"--data {name}: row {empty[0]} has no path")
+        raise ValueError(f"--data {name}: row {empty[0]} has no path in {column}")
     return list_of_files(name, folder, texts, labels)
 
 
@@ -112,9 +115,10 @@ def _class_names(schema: pa.Schema, column: str) -> list[str]:
     """Hugging Face keeps the names of a ClassLabel in the file's metadata."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return list(features[column]["names"])
-    except (KeyError, ValueError, TypeError):
+        names = features[column]["names"]
+    except (KeyError, ValueError, TypeError, RecursionError):
         return []
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 
 def _memory_mapped(path: Path) -> pa.Table:
@@ -125,7 +129,9 @@ def _memory_mapped(path: Path) -> pa.Table:
         try:
             return read_arrow(path)
         except pa.ArrowInvalid:
-            return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()  # what `datasets` keeps in its cache
+            return checked(
+                pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+            )  # what `datasets` keeps in its cache
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"--data {path}: not a readable table ({error})") from None
 

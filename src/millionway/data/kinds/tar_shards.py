@@ -19,7 +19,8 @@ from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from
 
 log = logging.getLogger("millionway")
 
-VERSION = 1
+VERSION = 2
+MAX_LABEL_BYTES = 1 << 16
 
 
 @dataclass
@@ -101,7 +102,7 @@ def _index(path: str) -> pa.Table:
     kept = kept_file(path, f"shard {VERSION}")
     try:
         return read_arrow(kept)
-    except (OSError, pa.ArrowInvalid):
+    except (OSError, pa.ArrowException):
         pass  # not there, or not whole
     table = _walk(path)
     try:
@@ -118,14 +119,14 @@ def _walk(path: str) -> pa.Table:
         with tarfile.open(path, "r:") as archive:
             try:
                 for member in archive:
-                    if not member.isfile():
+                    if not member.isfile() or member.issparse():
                         continue
                     stem, extension = os.path.splitext(member.name)
                     if extension.lower() in EXTENSIONS and not os.path.basename(stem).startswith("."):
                         members.append((member.offset_data, member.size, stem, member.name))
                     elif extension == ".cls":
                         file = archive.extractfile(member)
-                        labels[stem] = file.read().decode("utf-8", "replace").strip() if file else ""
+                        labels[stem] = file.read(MAX_LABEL_BYTES).decode("utf-8", "replace").strip() if file else ""
             except (tarfile.TarError, OSError, EOFError) as error:
                 log.warning("%s is damaged after %d images: %s", path, len(members), error)
     except (tarfile.TarError, OSError) as error:
