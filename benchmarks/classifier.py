@@ -28,8 +28,9 @@ from presets import write_between_marks  # beside this file
 from timing import alternate
 
 from millionway.machine import describe_environment
-from millionway.model import softmax, threads
+from millionway.model import threads
 from millionway.model.classifier import InstanceClassifier
+from millionway.model.rows import Block, Rows, rows_per_block
 
 RESULTS = Path(__file__).parent / "results"
 BATCH, DIM, TAU, K, ALPHA = 512, 128, 0.15, 100, 0.2
@@ -69,24 +70,25 @@ def ours(num: int, keep_bytes: int, table: torch.Tensor) -> Callable[[], None]:
 
 def bound(num: int) -> Callable[[], None]:
     x = F.normalize(batch_of(num)[0])
-    block = softmax.rows_per_block(BATCH, x.device)
-    rows = softmax.Rows(F.normalize(torch.randn(num, DIM)), torch.ones(num, 1), block)
+    block = rows_per_block(BATCH, x.device)
+    weight = F.normalize(torch.randn(num, DIM))
+    rows = Rows(weight, weight, torch.ones(num, 1), block)  # the bound writes nothing
     kept = [torch.empty(len(each), BATCH) for each in rows.blocks()]
 
-    def first(share: list[softmax.Block]) -> None:
+    def first(run: list[Block]) -> None:
         o = torch.zeros(BATCH, DIM)
-        for each in share:
+        for each in run:
             torch.mm(each.weight, x.T, out=kept[each.number])
             o.addmm_(kept[each.number].T, each.weight)
 
-    def second(share: list[softmax.Block]) -> None:
+    def second(run: list[Block]) -> None:
         gradient = torch.empty(block, DIM)
-        for each in share:
+        for each in run:
             torch.mm(kept[each.number], x, out=gradient[: len(each)])
 
     def step() -> None:
-        threads.on_each(first, rows.shares(), x.device)
-        threads.on_each(second, rows.shares(), x.device)
+        threads.on_each(first, rows.runs(), x.device)
+        threads.on_each(second, rows.runs(), x.device)
 
     return step
 

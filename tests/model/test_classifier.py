@@ -4,26 +4,12 @@ from unittest import mock
 import pytest
 import reference
 import torch
+from classifiers import blocks_of, make
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millionway.model import softmax
 from millionway.model.classifier import InstanceClassifier, NotFiniteError
-
-
-def make(num: int, dim: int, tau: float = 0.15, dtype: torch.dtype = torch.float64, seed: int = 0, **options):
-    """A classifier with row lengths from 0.1 to 10."""
-    classifier = InstanceClassifier(num, dim, tau, storage=dtype, **options)
-    g = torch.Generator().manual_seed(seed)
-    rows = torch.randn(num, dim, generator=g, dtype=torch.float64)
-    lengths = 10 ** (2 * torch.rand(num, 1, generator=g, dtype=torch.float64) - 1)
-    classifier.set_rows(torch.arange(num), (rows / rows.norm(dim=1, keepdim=True) * lengths).to(dtype))
-    return classifier
-
-
-def blocks_of(rows: int):
-    """Cut the rows into blocks of this many."""
-    return mock.patch.object(softmax, "rows_per_block", lambda batch, device: rows)
 
 
 @given(
@@ -84,42 +70,6 @@ def test_equals_dense_reference_for_twenty_steps() -> None:
         assert reference.relative_error(classifier.momentum, dense.momentum) < tolerance
 
 
-def run_steps(classifier: InstanceClassifier, num_steps: int, hardest: torch.Tensor | None = None) -> list[float]:
-    g = torch.Generator().manual_seed(7)
-    losses = []
-    for _ in range(num_steps):
-        ids = torch.randint(classifier.num_instances, (16,), generator=g).repeat(2)
-        x = torch.randn(32, classifier.dim, generator=g).to(classifier.compute_dtype).requires_grad_()
-        loss = classifier(x, ids, hardest, 0.2 if hardest is not None else 0.0)
-        classifier.update(0.1)
-        losses.append(float(loss.detach()))
-    return losses
-
-
-def test_kept_and_recomputed_exponentials_are_the_same_bits() -> None:
-    with blocks_of(64):
-        results = []
-        for keep_bytes in (0, 3 * 64 * 32 * 4, 1 << 30):
-            classifier = make(500, 16, dtype=torch.float32, keep_bytes=keep_bytes)
-            losses = run_steps(classifier, 5, classifier.hardest(5))
-            assert len(classifier._kept) == min(8, keep_bytes // (64 * 32 * 4))
-            results.append((losses, classifier.weight, classifier.momentum))
-    for losses, weight, momentum in results[1:]:
-        assert losses == results[0][0]
-        assert torch.equal(weight, results[0][1]) and torch.equal(momentum, results[0][2])
-
-
-def test_rows_changed_from_outside_are_seen() -> None:
-    """Inverse lengths are remembered from step to step."""
-    classifier = make(50, 8)
-    run_steps(classifier, 2)
-    classifier.weight[3] *= 5
-    classifier.set_rows(torch.tensor([4]), torch.ones(1, 8, dtype=torch.float64))
-    x, ids = torch.randn(4, 8, dtype=torch.float64), torch.tensor([3, 4, 5, 6])
-    with torch.no_grad():
-        assert torch.allclose(classifier(x, ids), reference.loss(classifier.weight, x, ids, 0.15))
-
-
 def test_a_failed_update_is_not_forgotten() -> None:
     classifier = make(50, 8)
     x, ids = torch.randn(4, 8, dtype=torch.float64).requires_grad_(), torch.arange(4)
@@ -132,37 +82,6 @@ def test_a_failed_update_is_not_forgotten() -> None:
             classifier.update(0.1)
     with pytest.raises(RuntimeError, match="half-way"):
         classifier(x, ids)
-
-
-def test_bfloat16_rows_keep_small_updates_on_average() -> None:
-    """Updates of a 2^-11th of the value: plain rounding loses all of them."""
-    value, update = 1.0, 2.0**-11
-    rows = softmax.Rows(torch.full((400, 64), value, dtype=torch.bfloat16), torch.zeros(400, 1), 400)
-    momentum = torch.zeros(400, 64, dtype=torch.bfloat16)
-    plain = rows.weight.clone()
-    for step in range(64):
-        momentum.fill_(-update)
-        move = softmax.Move(lr=1.0, momentum=1.0, weight_decay=0.0, key=1000 * step)
-        move(rows.blocks()[0], momentum, torch.zeros(400, 64), torch.empty(400, 64))
-        plain = (plain.float() + update).to(torch.bfloat16)
-    expected = value + 64 * update
-    assert float(plain.float().mean()) == value
-    assert abs(float(rows.weight.float().mean()) - expected) < 0.05 * 64 * update
-    assert rows.weight.float().std() > 0  # each number is rounded by its own chance
-
-
-def test_bfloat16_follows_float32() -> None:
-    half, full = (InstanceClassifier(300, 16, storage=storage) for storage in (torch.bfloat16, torch.float32))
-    full.set_rows(torch.arange(300), half.weight.float())
-    with blocks_of(64):
-        losses = [run_steps(each, 20, each.hardest(3)) for each in (half, full)]
-    assert half.weight.dtype == half.momentum.dtype == torch.bfloat16
-    assert max(abs(a - b) for a, b in zip(*losses)) < 0.02
-    assert reference.relative_error(half.weight.float(), full.weight) < 0.02
-    again = InstanceClassifier(300, 16, storage=torch.bfloat16)
-    with blocks_of(64):
-        run_steps(again, 20, again.hardest(3))
-    assert torch.equal(again.weight, half.weight)  # chance is a function of (seed, step, row)
 
 
 def test_zero_vectors_have_cosine_zero_and_no_gradient() -> None:
@@ -297,45 +216,13 @@ def test_dead_rows_take_no_part() -> None:
     part.update(0.3)
     assert torch.allclose(classifier.weight[keep], part.weight)
     assert torch.equal(classifier.weight[[3, 6]], smaller.weight[[3, 6]])
-    assert torch.equal(classifier.ranks(x, ids), part.ranks(x, part_ids))
+    assert torch.equal(classifier.num_ahead(x, ids), part.num_ahead(x, part_ids))
     table = classifier.hardest(3)
     assert not {3, 6} & set(table[keep].flatten().tolist())
     with pytest.raises(ValueError, match="not alive"):
-        classifier.ranks(x[:1], torch.tensor([3]))
+        classifier.num_ahead(x[:1], torch.tensor([3]))
     with pytest.raises(ValueError, match="from 1 to 7"):
         classifier.hardest(8)
-
-
-def test_ranks_count_the_better_classes() -> None:
-    classifier = make(50, 8)
-    x, ids = torch.randn(30, 8, dtype=torch.float64), torch.randint(50, (30,))
-    cosines = reference.unit(x) @ reference.unit(classifier.weight).T
-    expected = [sum(float(c) >= float(row[i]) for c in row) - 1 for row, i in zip(cosines, ids)]
-    assert classifier.ranks(x, ids).tolist() == expected
-    # Rows that are all the same tell nothing apart: that is no hit.
-    classifier.weight[:] = classifier.weight[0]
-    assert classifier.ranks(x, ids).tolist() == [49] * 30
-
-
-def test_sampled_classes_leave_the_others_alone() -> None:
-    classifier = make(100, 8, classes_per_step=10)
-    before = classifier.weight.clone()
-    ids = torch.tensor([3, 3, 77])
-    classifier(torch.randn(3, 8, dtype=torch.float64).requires_grad_(), ids)
-    classifier.update(0.1)
-    moved = (classifier.weight != before).any(dim=1)
-    assert int(moved.sum()) == 12 and moved[3] and moved[77]  # two classes of the batch and ten others
-    again = make(100, 8, classes_per_step=10)
-    first = again._sampled_classes(ids)
-    assert first is not None and torch.equal(first, moved.nonzero()[:, 0])
-    again.step = 1
-    second = again._sampled_classes(ids)
-    assert second is not None and not torch.equal(first, second)
-    # With as many as there are, it is the full method.
-    full, everyone = make(20, 8), make(20, 8, classes_per_step=1000)
-    x = torch.randn(4, 8, dtype=torch.float64)
-    with torch.no_grad():
-        assert torch.allclose(full(x, torch.arange(4)), everyone(x, torch.arange(4)))
 
 
 def test_rows_start_from_the_seed_and_their_number_alone() -> None:

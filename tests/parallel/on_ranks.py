@@ -18,6 +18,7 @@ from millionway.model.network import Network
 from millionway.model.prior import PriorProgress, write_prior
 from millionway.parallel import collectives
 from millionway.parallel.group import Group, leave
+from millionway.parallel.layout import local_range
 from millionway.parallel.row_shards import load_shards, save_shards
 from millionway.parallel.sync_bn import average_statistics, synchronize
 from millionway.train.step import train_step
@@ -120,7 +121,7 @@ def hardest_is_that_of_one_process(group: Group) -> None:
 
 
 def numbers_of_all_rows(group: Group) -> None:
-    """ranks, own and nearest cosines; and sampled classes."""
+    """Classes ahead, own and nearest cosines; and sampled classes."""
     rows = rows_of(61, 8, torch.float64)
     x, ids = rows[: 4 * group.size] + 0.5, torch.arange(4 * group.size)
     results = []
@@ -139,7 +140,7 @@ def numbers_of_all_rows(group: Group) -> None:
         moved = collectives.all_gather_uneven(who, classifier.weight)
         results.append((part_of(group, x), compared, torch.stack(losses), moved))
     (_, one, one_losses, one_rows), (_, ours, losses, moved) = results
-    assert torch.equal(part_of(group, one.ranks), ours.ranks)
+    assert torch.equal(part_of(group, one.num_ahead), ours.num_ahead)
     assert torch.allclose(part_of(group, one.own), ours.own, atol=1e-12)
     assert torch.allclose(part_of(group, one.nearest_other), ours.nearest_other, atol=1e-12)
     assert torch.allclose(one_losses, losses, atol=1e-12) and torch.allclose(one_rows, moved, atol=1e-12)
@@ -216,7 +217,7 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
                     row_lr=0.5,
                     momentum=0.9,
                     weight_decay=1e-4,
-                    with_ranks=True,
+                    with_num_ahead=True,
                 )
                 losses.append(step.loss)
             average_statistics(network, who)
@@ -252,8 +253,7 @@ def shards_are_whole(group: Group) -> None:
     folder = Path(sys.argv[1])
     for num in (37, 3):
         tensors = {"rows": torch.arange(num * 4.0).view(num, 4), "hardest": torch.arange(num * 2).view(num, 2).int()}
-        share = -(-num // group.size)
-        mine = slice(min(group.rank * share, num), min((group.rank + 1) * share, num))
+        mine = slice(*local_range(num, group.rank, group.size))
         save_shards({name: t[mine].clone() for name, t in tensors.items()}, folder / f"{num}", group, num)
         for earlier in sorted(folder.parent.glob(f"ranks_*/{num}")):
             loaded = {name: torch.zeros_like(t[mine]) for name, t in tensors.items()}

@@ -87,8 +87,11 @@ def begun(size: int, data: Path, out: Path, *more: str, restarts: int = 0) -> It
             process.stderr.close()
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 600) -> None:
+    """A hang of the code under test becomes a failure; the limit is far beyond what a loaded machine takes."""
+    deadline = time.monotonic() + seconds
     while not happened():
+        assert time.monotonic() < deadline, f"nothing happened in {seconds:g} s"
         time.sleep(0.05)
 
 

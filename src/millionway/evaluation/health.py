@@ -24,10 +24,10 @@ def health(
     towards 1 in a collapse. positive_cosine: a view and its own row. hardest_negative_cosine: the nearest other row.
     """
     compared = classifier.compare(embeddings, instance_ids)
-    ours = (compared.ranks, compared.own, compared.nearest_other, features)
-    ranks, own, nearest_other, features = all_gather_together(classifier.group, *ours)
-    yield "instance_top1", float((ranks < 1).float().mean())
-    yield "instance_top5", float((ranks < 5).float().mean())
+    ours = (compared.num_ahead, compared.own, compared.nearest_other, features)
+    num_ahead, own, nearest_other, features = all_gather_together(classifier.group, *ours)
+    yield "instance_top1", float((num_ahead < 1).float().mean())
+    yield "instance_top5", float((num_ahead < 5).float().mean())
     yield "effective_rank", effective_rank(features)
     yield "positive_cosine", float(own.mean())
     yield "hardest_negative_cosine", float(nearest_other.mean())

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from millionway.model import threads
-from millionway.model.softmax import TINY_NORM
+from millionway.model.rows import TINY_NORM
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
 from millionway.parallel.layout import find_places, local_range

@@ -8,54 +8,27 @@ It is flash attention with queries X^ and keys = values = W^ (hats: unit length)
 
 A block of E is [rows, batch]: so laid out, the three products are fastest, and a row's entries lie side by side.
 
-q, the share of each target class, is sparse: (sample, class) pairs, sorted by class, so that a block takes one slice.
+q, the weight of each target class, is sparse: (sample, class) pairs, sorted by class, so that a block takes one slice.
 
 Cosines are bounded, so for tau >= 0.05 E needs no shift: exp(1 / 0.05) is far from overflow. Below that each sample is
 shifted by its largest logit, which takes one more product to find.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway import randomness
 from millionway.model import threads
+from millionway.model.rows import Block, Rows, invert_lengths
 
-TINY_NORM = 1e-12
 LOG2_E = 1 / math.log(2)  # goes into X^: 2^s is computed in half the time of e^s
 NO_SHIFT_ABOVE = 0.05
-# Entries of one block of exponentials. On a CPU 2 MiB of float32 stay in the cache between the products; a GPU wants
-# larger products. Fixed numbers, so that results do not depend on the memory that happens to be free.
-BLOCK_ENTRIES = {"cpu": 1 << 19}
-BLOCK_ENTRIES_ELSEWHERE = 1 << 25
-SHARES = 16  # of a pass; each is worked through by one worker
-
-
-def inverse_norms(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n 1"]:
-    """1 / length, and 0 for vectors too short to have a direction."""
-    return _invert(torch.linalg.vector_norm(rows, dim=1, keepdim=True))
-
-
-def _invert(lengths: Tensor) -> Tensor:
-    """In place."""
-    too_short = lengths < TINY_NORM
-    return lengths.reciprocal_().masked_fill_(too_short, 0)
-
-
-def unit(x: Float[Tensor, "n dim"]) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n 1"]]:
-    """Vectors of length 1 (or 0) and the inverse lengths."""
-    inverse = inverse_norms(x)
-    return x * inverse, inverse
-
-
-def rows_per_block(batch: int, device: torch.device) -> int:
-    """A multiple of 64, by batch and device alone."""
-    entries = BLOCK_ENTRIES.get(device.type, BLOCK_ENTRIES_ELSEWHERE)
-    return max(256, entries // max(1, batch) // 64 * 64)
+TARGET_ROWS_AT_ONCE = 1 << 14  # rows gathered at a time for the sparse part of the embedding gradient
 
 
 @dataclass
@@ -75,7 +48,7 @@ class Pairs:
         """targets: as places among the rows, of which some may be elsewhere; for blocks of this many rows."""
         rows, places = targets.flatten().sort(stable=True)
         edges = torch.arange(0, num_rows + block, block, device=targets.device).clamp(max=num_rows)
-        bounds = torch.searchsorted(rows, edges).tolist()  # the one host sync, before the loop
+        bounds = torch.searchsorted(rows, edges).tolist()
         here = slice(bounds[0], bounds[-1])
         places, rows = places[here], rows[here]
         samples = places // targets.shape[1]
@@ -84,59 +57,6 @@ class Pairs:
     def of_block(self, number: int) -> tuple[slice, Tensor]:
         here = slice(self.bounds[number], self.bounds[number + 1])
         return here, self.entries[here]
-
-
-@dataclass
-class Rows:
-    """The rows a pass runs over, in blocks, as float arithmetic needs them."""
-
-    weight: Tensor
-    """[classes, dim] as stored"""
-    inverse_norm: Tensor
-    """[classes, 1] in the dtype of the arithmetic"""
-    block: int
-    dead: Tensor | None = None
-    """[classes] True for rows outside the softmax; None if there are none"""
-    first_id: int = 0
-    """class of the first row"""
-
-    def __len__(self) -> int:
-        return len(self.weight)
-
-    def blocks(self) -> list["Block"]:
-        if len(self) == 0:
-            return []
-        # Cut once: slicing each tensor for each block takes as long as the arithmetic on short vectors.
-        dead = itertools.repeat(None) if self.dead is None else self.dead.split(self.block)
-        parts = zip(self.weight.split(self.block), self.inverse_norm.split(self.block), dead)
-        return [Block(number, self.first_id + number * self.block, *part) for number, part in enumerate(parts)]
-
-    def shares(self) -> list[list["Block"]]:
-        """The blocks in runs, for workers; as many for any number of them, so that sums do not depend on it."""
-        blocks = self.blocks()
-        size = -(-len(blocks) // SHARES)
-        return [blocks[start : start + size] for start in range(0, len(blocks), max(1, size))]
-
-    def room(self, dtype: torch.dtype) -> Tensor:
-        """Memory as large as a block of rows."""
-        return self.weight.new_empty(min(self.block, len(self)), self.weight.shape[1], dtype=dtype)
-
-
-@dataclass(slots=True)
-class Block:
-    """Views of some of the rows."""
-
-    number: int
-    first_id: int
-    weight: Tensor
-    inverse_norm: Tensor
-    dead: Tensor | None
-
-    def __len__(self) -> int:
-        return len(self.weight)
-
-    def unit(self, out: Tensor) -> Tensor:
-        return torch.mul(self.weight, self.inverse_norm, out=out[: len(self)])
 
 
 @dataclass(frozen=True)
@@ -149,26 +69,29 @@ class Move:
     key: int
     """for stochastic rounding, where rows are stored in bfloat16"""
 
-    def __call__(self, block: Block, momentum: Tensor, gradient: Tensor, scratch: Tensor) -> None:
+    def __call__(self, block: Block, gradient: Tensor, scratch: Tensor) -> None:
         """gradient: with respect to the unit rows. Leaves the new lengths in block.inverse_norm, not yet inverted.
 
         (I - w^ w^^T) g / |w|  =  g / |w| - w (w.g) / |w|^3
         """
         inverse = block.inverse_norm
-        w, m = block.weight.to(gradient.dtype), momentum.to(gradient.dtype)  # the same memory where the dtypes agree
+        w, v = (
+            block.weight.to(gradient.dtype),
+            block.velocity.to(gradient.dtype),
+        )  # the same memory where the dtypes agree
         along = torch.mul(w, gradient, out=scratch[: len(block)]).sum(dim=1, keepdim=True)
         back = along.mul_(inverse.pow(3)).neg_().add_(self.weight_decay)
         if block.dead is None:
-            m.mul_(self.momentum).addcmul_(gradient, inverse).addcmul_(w, back)
-            w.add_(m, alpha=-self.lr)
-        else:  # dead rows: momentum times 1, and nothing else
+            v.mul_(self.momentum).addcmul_(gradient, inverse).addcmul_(w, back)
+            w.add_(v, alpha=-self.lr)
+        else:  # dead rows: velocity times 1, and nothing else
             lives = (~block.dead[:, None]).to(w.dtype)
-            m.mul_(1 + lives * (self.momentum - 1)).addcmul_(gradient, inverse * lives).addcmul_(w, back * lives)
-            w.addcmul_(m, -self.lr * lives)
+            v.mul_(1 + lives * (self.momentum - 1)).addcmul_(gradient, inverse * lives).addcmul_(w, back * lives)
+            w.addcmul_(v, -self.lr * lives)
         if block.weight.dtype == torch.bfloat16:
             ids = torch.arange(block.first_id, block.first_id + len(block), device=w.device)
             _write_bfloat16(w, block.weight, self.key, ids)
-            _write_bfloat16(m, momentum, self.key + 1, ids)
+            _write_bfloat16(v, block.velocity, self.key + 1, ids)
             w = block.weight.to(gradient.dtype)
         torch.linalg.vector_norm(w, dim=1, keepdim=True, out=inverse)
 
@@ -238,7 +161,7 @@ def first_pass(
         return z, o
 
     z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
-    for z_here, o_here in threads.on_each(sums, rows.shares(), x.device):
+    for z_here, o_here in threads.on_each(sums, rows.runs(), x.device):
         z += z_here
         o += o_here
     return FirstPass(z, o, pair_logits, shift, kept)
@@ -247,23 +170,21 @@ def first_pass(
 def second_pass(
     unit_x: Float[Tensor, "batch dim"],
     rows: Rows,
-    momentum: Tensor,
     pairs: Pairs,
-    pair_shares: Float[Tensor, " pairs"],
+    pair_q: Float[Tensor, " pairs"],
     first: FirstPass,
     z: Float[Tensor, " batch"],
     temperature: float,
     move: Move,
 ) -> None:
-    """Gradient, momentum and write, block by block. `z` is over all ranks' rows, `pair_shares` is q.
+    """Gradient, momentum and write, block by block. `z` is over all ranks' rows, `pair_q` is q of the pairs.
 
     d loss / d unit row = (E / Z - q) X^ / (tau B); 1 / (Z tau B) goes into X^, so that E is used as it is.
     """
     batch = len(unit_x)
     x = unit_x * (LOG2_E / temperature)
     scaled_x = unit_x / (z[:, None] * temperature * batch)
-    subtract = pair_shares * z[pairs.samples]
-    momentum_blocks = momentum.split(rows.block)
+    subtract = pair_q * z[pairs.samples]
 
     def write(blocks: list[Block]) -> None:
         scratch = x.new_empty(batch * len(blocks[0]))
@@ -278,17 +199,34 @@ def second_pass(
             here, entries = pairs.of_block(block.number)
             e.view(-1).index_add_(0, entries, subtract[here], alpha=-1)
             torch.mm(e, scaled_x, out=gradient[: len(block)])
-            move(block, momentum_blocks[block.number], gradient[: len(block)], unit_rows)
+            move(block, gradient[: len(block)], unit_rows)
 
-    threads.on_each(write, rows.shares(), x.device)
-    _invert(rows.inverse_norm)
+    threads.on_each(write, rows.runs(), x.device)
+    invert_lengths(rows.inverse_norm)
+
+
+def weighted_rows(
+    rows: Rows, targets: Int[Tensor, "batch targets"], q: Float[Tensor, "batch targets"]
+) -> Float[Tensor, "batch dim"]:
+    """sum over the targets (as places among the rows) of q times the unit row. q is 0 for targets on other ranks."""
+    if len(rows) == 0:
+        return q.new_zeros(len(q), rows.weight.shape[1])
+    targets = targets.clamp(0, len(rows) - 1)
+    weights = q * rows.inverse_norm[:, 0][targets]
+    if rows.weight.dtype == q.dtype:
+        return F.embedding_bag(targets, rows.weight, mode="sum", per_sample_weights=weights)
+    samples_at_once = max(1, TARGET_ROWS_AT_ONCE // targets.shape[1])  # in the dtype of the arithmetic
+    parts = zip(targets.split(samples_at_once), weights.split(samples_at_once))
+    return torch.cat([torch.bmm(some[:, None, :], rows.weight[places].to(q.dtype))[:, 0] for places, some in parts])
 
 
 def _room(memory: Tensor, batch: int, block: Block) -> Tensor:
+    """As much of the memory as the block's exponentials need, [rows of the block, batch]."""
     return memory[: batch * len(block)].view(len(block), batch)
 
 
 def _exponentiate(e: Tensor, shift: Tensor | None, dead: Tensor | None) -> None:
+    """Logits become 2^(logit - shift), written into e; 0 for dead rows."""
     if shift is not None:
         e.sub_(shift)
     e.exp2_()
@@ -297,7 +235,7 @@ def _exponentiate(e: Tensor, shift: Tensor | None, dead: Tensor | None) -> None:
 
 
 def _write_bfloat16(values: Float[Tensor, "n dim"], out: Tensor, key: int, ids: Int[Tensor, " n"]) -> None:
-    """Round up or down with the probability that makes it right on average.
+    """Write float32 values as bfloat16, rounded up or down with the probability that makes it right on average.
 
     bfloat16 is the upper half of a float32, so adding 16 random bits to the lower half and cutting it off does it. The
     bits are a function of (key, row, column). Plain rounding would lose every update below 2^-9 of the value.

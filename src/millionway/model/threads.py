@@ -17,7 +17,7 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MAX_WORKERS = 8  # more would wait for each other's Python; further cores are shared out among these
+MAX_WORKERS = 8  # more would wait for each other's Python; further cores are divided among these
 
 
 def on_each(function: Callable[[Item], Result], items: Iterable[Item], device: torch.device) -> list[Result]:

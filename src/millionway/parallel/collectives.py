@@ -119,8 +119,8 @@ def ring(group: Group, num_instances: int, *own: Tensor) -> Iterator[tuple[int, 
     if group.size == 1:
         yield 0, own
         return
-    share = local_range(num_instances, 0, group.size)[1]
-    present = [_padded(_as_bytes(part), share) for part in own]
+    per_rank = local_range(num_instances, 0, group.size)[1]
+    present = [_padded(_as_bytes(part), per_rank) for part in own]
     coming, under_way = _pass_on(group, present)
     yield local_range(num_instances, group.rank, group.size)[0], own
     for hop in range(1, group.size):

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -51,13 +52,18 @@ class Group:
         return DistributedDataParallel(network, **{name: False})  # pyright: ignore[reportArgumentType]
 
     def own_part(self, batch: Tensor) -> Tensor:
-        """This rank's share of a batch, which all ranks have whole."""
+        """This rank's part of a batch, which all ranks have whole."""
         return batch.view(self.size, -1)[self.rank]
 
     @property
     def is_first(self) -> bool:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
+
+
+def without_gradient_sync(network: nn.Module) -> AbstractContextManager[None]:
+    """Within it, backward through a network of `Group.data_parallel` adds up gradients and tells no other rank."""
+    return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
 
 
 _joined_here = False

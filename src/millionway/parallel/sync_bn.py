@@ -93,9 +93,9 @@ class _Normalize(torch.autograd.Function):
             group, torch.stack([mean, variance, num[0]])[None].double()
         )  # [ranks, 3, channels]
         num = parts[:, 2].sum(dim=0)
-        share = parts[:, 2] / num
-        mean = (share * parts[:, 0]).sum(dim=0)
-        variance = (share * (parts[:, 1] + (parts[:, 0] - mean) ** 2)).sum(dim=0)
+        weight_of_rank = parts[:, 2] / num
+        mean = (weight_of_rank * parts[:, 0]).sum(dim=0)
+        variance = (weight_of_rank * (parts[:, 1] + (parts[:, 0] - mean) ** 2)).sum(dim=0)
         inverse = (variance + eps).rsqrt().to(x.dtype).view(shape)
         mean, variance = mean.to(x.dtype), variance.to(x.dtype)
         normal = (x - mean.view(shape)) * inverse

@@ -78,10 +78,10 @@ class Monitor:
         """Steps from here on count for the next speed."""
         self.last_time, self.last_step = time.monotonic(), self.state.step
 
-    def log_step(self, loss: float, ranks: Tensor, lr: float) -> tuple[float, float]:
+    def log_step(self, loss: float, num_ahead: Tensor, lr: float) -> tuple[float, float]:
         """(top-1 of the batch, images per second), also written to the metrics."""
         assert self.config.training.batch_size
-        top1 = float((all_gather(self.group, ranks) < 1).float().mean())
+        top1 = float((all_gather(self.group, num_ahead) < 1).float().mean())
         seconds = max(time.monotonic() - self.last_time, 1e-9)
         speed = (self.state.step - self.last_step) * self.config.training.batch_size / seconds
         self.start_timing()

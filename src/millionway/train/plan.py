@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from millionway.model import softmax, threads
+from millionway.model import threads
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.head import build_head
 from millionway.model.network import Network
+from millionway.model.rows import NUM_RUNS, rows_per_block
 from millionway.parallel.layout import local_range
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
@@ -156,7 +157,7 @@ def _hybrid_rows(question: Question, instances: int) -> dict[str, int]:
     own = local_range(instances, 0, question.devices)[1]
     stored = own * dim * torch.finfo(question.storage).bits // 8
     device = torch.device(question.device)
-    block = min(own, softmax.rows_per_block(batch, device))
+    block = min(own, rows_per_block(batch, device))
     at_a_time = min(torch.get_num_threads(), threads.MAX_WORKERS) if question.device == "cpu" else 1
     targets = batch * (k + 1)
     return {
@@ -165,7 +166,7 @@ def _hybrid_rows(question: Question, instances: int) -> dict[str, int]:
         "lengths and marks of rows": own * (FLOAT + 1),
         "hardest classes": own * k * FLOAT,
         "blocks": at_a_time * block * (batch + 2 * dim) * FLOAT,
-        "embeddings of all devices": 8 * batch * dim * FLOAT + softmax.SHARES * batch * dim * FLOAT,
+        "embeddings of all devices": 8 * batch * dim * FLOAT + NUM_RUNS * batch * dim * FLOAT,
         "targets": targets * (5 * 8 + 4 * FLOAT),
     }
 
@@ -229,7 +230,7 @@ def _measure(question: Question) -> dict[str, float]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = question.num_views * question.batch_size
     own = local_range(question.instances, 0, question.devices)[1]
-    some_rows = min(own, 64 * softmax.rows_per_block(batch, device), 1 << 17)
+    some_rows = min(own, 64 * rows_per_block(batch, device), 1 << 17)
     classifier = InstanceClassifier(some_rows, question.dim, keep_bytes=0, device=device)
     x, ids = torch.randn(batch, question.dim, device=device), torch.arange(batch, device=device) % some_rows
 

@@ -315,12 +315,12 @@ class _Run:
                     result = self._step(views, instance_ids)
                     is_last = state.step == self.num_steps
                     # Ranks stop together, and ask each other only where a line is logged.
-                    may_stop = self.group.size == 1 or result.ranks is not None
+                    may_stop = self.group.size == 1 or result.num_ahead is not None
                     trouble = self.dataset.store.trouble
                     stopping = may_stop and any_rank(self.group, self.interrupt.asked or bool(trouble))
-                    if result.ranks is not None:
+                    if result.num_ahead is not None:
                         loss = float(result.loss)
-                        top1, speed = self.monitor.log_step(loss, result.ranks, self.lr)
+                        top1, speed = self.monitor.log_step(loss, result.num_ahead, self.lr)
                         progress.update(task, loss=f"{loss:.3f}", top1=f"{top1:.1%}", speed=f"{speed:,.0f}")
                     progress.update(task, completed=state.step)
                     epoch, rest = divmod(state.step, self.steps_per_epoch)
@@ -380,7 +380,7 @@ class _Run:
             row_lr=self.lr * method.row_lr,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
-            with_ranks=self._is_logged(state.step + 1),
+            with_num_ahead=self._is_logged(state.step + 1),
             views_at_once=training.micro_batch and training.micro_batch * self.config.views.num_views,
             clock=self.clock,
         )

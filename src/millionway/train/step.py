@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from millionway.model.classifier import InstanceClassifier
+from millionway.parallel.group import without_gradient_sync
 from millionway.train.clock import Clock
 
 
 @dataclass(frozen=True)
 class StepResult:
     loss: Tensor
-    ranks: Tensor | None
-    """of this step's views among the rows as they were before the update, if asked for"""
+    num_ahead: Tensor | None
+    """how many other classes score as high as a view's own, by the rows as they were before the update; if asked for"""
 
 
 def train_step(
@@ -32,7 +32,7 @@ def train_step(
     row_lr: float,
     momentum: float,
     weight_decay: float,
-    with_ranks: bool = False,
+    with_num_ahead: bool = False,
     views_at_once: int | None = None,
     clock: Clock | None = None,
 ) -> StepResult:
@@ -54,7 +54,7 @@ def train_step(
     lap("encoder")
     loss = classifier(embeddings, instance_ids, hardest, alpha)
     lap("classifier")
-    ranks = classifier.ranks(embeddings, instance_ids) if with_ranks else None
+    num_ahead = classifier.num_ahead(embeddings, instance_ids) if with_num_ahead else None
     lap("logging")
 
     for parameters in optimizer.param_groups:
@@ -69,7 +69,7 @@ def train_step(
     lap("encoder")
     classifier.update(row_lr, momentum, weight_decay)
     lap("classifier")
-    return StepResult(loss.detach(), ranks)
+    return StepResult(loss.detach(), num_ahead)
 
 
 def _encode(network: nn.Module, parts: tuple[Tensor, ...]) -> Tensor:
@@ -90,7 +90,5 @@ def _encode_again(network: nn.Module, parts: tuple[Tensor, ...], gradient: Tenso
     seed = torch.initial_seed() - (len(parts) - 1)
     for number, (part, part_gradient) in enumerate(zip(parts, gradient.split(len(parts[0])))):
         torch.manual_seed(seed + number)
-        is_last = number == len(parts) - 1
-        quiet = network.no_sync() if isinstance(network, DistributedDataParallel) and not is_last else nullcontext()
-        with quiet:
+        with nullcontext() if number == len(parts) - 1 else without_gradient_sync(network):
             network(part).backward(part_gradient)

@@ -1,0 +1,153 @@
+"""The rows as the passes over them need them: in blocks, with the inverse of their lengths."""
+
+import itertools
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from millionway.machine import free_memory_bytes
+from millionway.parallel.launcher import local_size
+
+log = logging.getLogger("millionway")
+
+TINY_NORM = 1e-12
+# Entries of one block of exponentials. On a CPU 2 MiB of float32 stay in the cache between the products; a GPU wants
+# larger products. Fixed numbers, so that results do not depend on the memory that happens to be free.
+BLOCK_ENTRIES = {"cpu": 1 << 19}
+BLOCK_ENTRIES_ELSEWHERE = 1 << 25
+NUM_RUNS = 16  # of blocks, in a pass; each is worked through by one thread
+NORM_ROWS_AT_ONCE = 1 << 16
+
+
+def inverse_norms(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n 1"]:
+    """1 / length, and 0 for vectors too short to have a direction."""
+    return invert_lengths(torch.linalg.vector_norm(rows, dim=1, keepdim=True))
+
+
+def invert_lengths(lengths: Tensor) -> Tensor:
+    """1 / length, and 0 where it is below TINY_NORM; written into the tensor."""
+    too_short = lengths < TINY_NORM
+    return lengths.reciprocal_().masked_fill_(too_short, 0)
+
+
+def unit(x: Float[Tensor, "n dim"]) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n 1"]]:
+    """Vectors of length 1 (or 0) and the inverse lengths."""
+    inverse = inverse_norms(x)
+    return x * inverse, inverse
+
+
+def rows_per_block(batch: int, device: torch.device) -> int:
+    """A multiple of 64, by batch and device alone."""
+    entries = BLOCK_ENTRIES.get(device.type, BLOCK_ENTRIES_ELSEWHERE)
+    return max(256, entries // max(1, batch) // 64 * 64)
+
+
+@dataclass(slots=True)
+class Block:
+    """Views of some of the rows."""
+
+    number: int
+    first_id: int
+    weight: Tensor
+    velocity: Tensor
+    inverse_norm: Tensor
+    dead: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def unit(self, out: Tensor) -> Tensor:
+        """The rows at length 1 (or 0), in the dtype of the arithmetic, written into `out`."""
+        return torch.mul(self.weight, self.inverse_norm, out=out[: len(self)])
+
+
+@dataclass
+class Rows:
+    """The rows a pass runs over."""
+
+    weight: Tensor
+    """[classes, dim] as stored"""
+    velocity: Tensor
+    """[classes, dim] their momentum, as stored"""
+    inverse_norm: Tensor
+    """[classes, 1] in the dtype of the arithmetic"""
+    block: int
+    dead: Tensor | None = None
+    """[classes] True for rows outside the softmax; None if there are none"""
+    first_id: int = 0
+    """class of the first row"""
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def blocks(self) -> list[Block]:
+        """All rows, in order."""
+        if len(self) == 0:
+            return []
+        # Cut once: slicing each tensor for each block takes as long as the arithmetic on short vectors.
+        dead = itertools.repeat(None) if self.dead is None else self.dead.split(self.block)
+        parts = zip(*(each.split(self.block) for each in (self.weight, self.velocity, self.inverse_norm)), dead)
+        return [Block(number, self.first_id + number * self.block, *part) for number, part in enumerate(parts)]
+
+    def runs(self) -> list[list[Block]]:
+        """The blocks in runs, one thread for each; as many for any number of threads: no sum depends on that number."""
+        blocks = self.blocks()
+        size = -(-len(blocks) // NUM_RUNS)
+        return [blocks[start : start + size] for start in range(0, len(blocks), max(1, size))]
+
+    def room(self, dtype: torch.dtype) -> Tensor:
+        """Memory as large as a block of rows."""
+        return self.weight.new_empty(min(self.block, len(self)), self.weight.shape[1], dtype=dtype)
+
+
+@dataclass
+class InverseNorms:
+    """The inverse lengths of the rows, remembered from step to step; computed again when the rows were written to."""
+
+    values: Tensor | None = None
+    version: int = -1
+    """torch's counter of writes to the rows, as of `values`"""
+
+    def of(self, weight: Tensor, dtype: torch.dtype) -> Float[Tensor, "classes 1"]:
+        if self.values is None or self.version != weight._version or self.values.device != weight.device:
+            self.values = torch.cat([inverse_norms(part.to(dtype)) for part in weight.split(NORM_ROWS_AT_ONCE)])
+            self.version = weight._version
+        return self.values
+
+    def follow(self, weight: Tensor) -> None:
+        """An update has written rows and inverse lengths alike."""
+        self.version = weight._version
+
+
+@dataclass
+class KeptExponentials:
+    """Memory for exponentials that pass 1 keeps for pass 2; where there is none they are computed again."""
+
+    budget_bytes: int | None
+    """None: `default_keep_bytes` when it is first asked for"""
+    blocks: list[Tensor] = field(default_factory=list)
+
+    def room(self, batch: int, rows: Rows, dtype: torch.dtype) -> list[Tensor]:
+        """For as many of the first blocks as the budget allows; the same memory from step to step."""
+        entries = batch * max(1, min(rows.block, len(rows)))  # a rank may own no rows
+        block_bytes = entries * torch.finfo(dtype).bits // 8
+        num_blocks = -(-len(rows) // rows.block)
+        is_first = self.budget_bytes is None
+        if self.budget_bytes is None:
+            self.budget_bytes = default_keep_bytes(rows.weight.device)
+        num_kept = min(num_blocks, self.budget_bytes // block_bytes)
+        if is_first:
+            num_mb = num_kept * block_bytes >> 20
+            log.info("classifier: %d of %d blocks keep their exponentials, %d MB", num_kept, num_blocks, num_mb)
+        if len(self.blocks) != num_kept or any(block.numel() != entries for block in self.blocks[:1]):
+            self.blocks = []  # let go of the old ones first
+            self.blocks = [torch.empty(entries, dtype=dtype, device=rows.weight.device) for _ in range(num_kept)]
+        return self.blocks
+
+
+def default_keep_bytes(device: torch.device) -> int:
+    """A quarter of the free memory on a CPU, where keeping is faster (benchmarks/classifier.py); else nothing."""
+    return free_memory_bytes() // (4 * local_size()) if device.type == "cpu" else 0
