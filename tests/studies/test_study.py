@@ -276,3 +276,31 @@ def test_what_is_finished_is_written_though_a_run_fails(tmp_path: Path) -> None:
 def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"2 of 2 runs failed.*lower --lr"):
         millionway.study("instance-vs-semantic", "digits", tmp_path, lr=1e20, row_lr=1e18, **SMALL)
+
+
+def test_the_study_of_views_takes_as_many_in_all_and_in_a_step() -> None:
+    cells = STUDIES["views"].cells(Setting(10_000, (10,), batch_size=64))
+    assert [cell.name for cell in cells] == ["1 view", "2 views", "4 views"]
+    settings = [cell.settings for cell in cells]
+    assert {each["num_views"] * each["epochs"] for each in settings} == {20}
+    assert {each["num_views"] * each["batch_size"] for each in settings} == {128}
+    # An odd number of views cannot be shared out by four.
+    assert [cell.name for cell in STUDIES["views"].cells(Setting(10_000, (5,), batch_size=64))] == ["1 view", "2 views"]
+
+
+def test_rows_of_different_numbers_of_views_share_an_axis(tmp_path: Path) -> None:
+    numbers = {
+        f"{num}": {1: {"settings": {"num_views": num}, "curve": [{"epoch": 4 // num, "knn_200": 0.3}]}}
+        for num in (1, 2)
+    }
+    markdown.draw("views", "How many?", numbers, tmp_path / "views.svg")
+    markdown.draw("views", "How many?", {"2": numbers["2"]}, tmp_path / "epochs.svg")
+    assert (tmp_path / "views.svg").read_bytes() != (tmp_path / "epochs.svg").read_bytes()
+
+
+def test_the_study_of_views_runs(tmp_path: Path) -> None:
+    millionway.study("views", data="digits", out=tmp_path, cells=("1 view", "2 views"), **SMALL)
+    text = (tmp_path / "views.md").read_text()
+    assert "| 1 view - 2 views | undecided (one seed) | undecided (one seed) |" in text and "paper" not in text
+    with pytest.raises(ValueError, match=r"--set num_views: the study itself chooses it"):
+        millionway.study("views", data="digits", out=tmp_path, num_views=4, **SMALL)

@@ -9,6 +9,8 @@ from millionway.settings.pretrain import Classifier
 PAPER_INSTANCES = 1_281_167
 SAMPLED = (2**10, 2**12, 2**14, 2**16)
 VARIED = {"epochs", "head", "prior", "smoothing", "hardest", "classes_per_step"}
+NUM_VIEWS = (1, 2, 4)
+WARMUP = 0.1  # of the run, where its length is counted in views
 PRIORS = ("random", "fixed-bn", "batch-bn", "running-bn")
 
 
@@ -39,6 +41,8 @@ class Setting:
     epochs: tuple[int, ...]
     prior: str = Classifier().prior
     """the one that stands for the prior where kinds are not compared"""
+    batch_size: int = 256
+    """images of a step with two views"""
 
     @property
     def hardest(self) -> int:
@@ -114,6 +118,19 @@ def _smoothing(at: Setting) -> list[Cell]:
     return cells
 
 
+def _views(at: Setting) -> list[Cell]:
+    """As many views in all and in a step, so as many steps: only how many of them are of one image differs."""
+    views_of_image, views_of_step = 2 * max(at.epochs), 2 * at.batch_size
+    cells = []
+    for num in NUM_VIEWS:
+        epochs, rest = divmod(views_of_image, num)
+        batch_size, rest_of_step = divmod(views_of_step, num)
+        if rest == rest_of_step == 0 and batch_size <= at.num_images:
+            changes = {"num_views": num, "batch_size": batch_size, "warmup_epochs": round(WARMUP * epochs)}
+            cells.append(cell("1 view" if num == 1 else f"{num} views", epochs, prior=at.prior, **changes))
+    return cells
+
+
 def _instance_vs_semantic(at: Setting) -> list[Cell]:
     """The second and the last row of `components`: the same runs, read at every evaluation."""
     return [_components(at)[1], _components(at)[3]]
@@ -143,6 +160,7 @@ STUDIES: dict[str, Study] = {
     "smoothing": Study(
         "Does smoothing over the hardest classes help, and with which K and alpha?", _smoothing, reference="none"
     ),
+    "views": Study("How many views of an image should a step take, at equal views in all?", _views, "2 views"),
     "instance-vs-semantic": Study("Do instance accuracy and semantic accuracy rise together?", _instance_vs_semantic),
     "prior-similarity": Study("What do the rows know before any training?", lambda at: []),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millionway.reporting.intervals import half_interval
+from millionway.settings.pretrain import Views
 
 Numbers = dict[str, dict[int, dict[str, Any]]]
 """{row: {seed: result}}"""
@@ -35,7 +36,7 @@ def difference(values: dict[int, float], reference: dict[int, float]) -> str:
     return f"{100 * mean:+.1f} ± {100 * half:.1f}{verdict}"
 
 
-def accuracy_table(numbers: Numbers, papers: dict[str, float | None], paper_epochs: str, epochs: Sequence[int]) -> str:
+def accuracy_table(numbers: Numbers, papers: dict[str, float], paper_epochs: str, epochs: Sequence[int]) -> str:
     """k-NN after some epochs and at the end, linear at the end, and what the paper has."""
     heads = ["", *_heads(epochs), *([f"paper (ImageNet, {paper_epochs}, linear)"] if papers else [])]
     lines = [_line(heads), _line(["---"] * len(heads))]
@@ -132,6 +133,8 @@ def draw(study: str, question: str, numbers: Numbers, path: Path) -> None:
 
 
 def _curves(axes: Any, numbers: Numbers) -> None:
+    # Where the rows differ in the number of views, the axis is what they have in common.
+    in_views = len({_num_views(result) for results in numbers.values() for result in results.values()}) > 1
     for (row, results), color in zip(numbers.items(), itertools.cycle(COLORS)):
         epochs = sorted({point["epoch"] for result in results.values() for point in result["curve"]})
         values = {
@@ -140,12 +143,17 @@ def _curves(axes: Any, numbers: Numbers) -> None:
         }
         means = [100 * statistics.mean(values[epoch]) for epoch in epochs]
         spreads = [100 * statistics.stdev(v) if len(v) > 1 else 0.0 for v in values.values()]
-        axes.plot(epochs, means, "o-", color=color, markersize=3, linewidth=1.6, label=row)
+        x = [epoch * (_num_views(next(iter(results.values()))) if in_views else 1) for epoch in epochs]
+        axes.plot(x, means, "o-", color=color, markersize=3, linewidth=1.6, label=row)
         low, high = ([m + sign * s for m, s in zip(means, spreads)] for sign in (-1, 1))
-        axes.fill_between(epochs, low, high, color=color, alpha=0.12, linewidth=0)
-    axes.set_xlabel("epoch", fontsize=9)
+        axes.fill_between(x, low, high, color=color, alpha=0.12, linewidth=0)
+    axes.set_xlabel("views of each image" if in_views else "epoch", fontsize=9)
     axes.set_ylabel("k-NN accuracy, %", fontsize=9)
     axes.legend(fontsize=8, frameon=False)
+
+
+def _num_views(result: dict[str, Any]) -> int:
+    return result.get("settings", {}).get("num_views", Views.num_views)
 
 
 def _scatter(axes: Any, numbers: Numbers) -> None:

@@ -50,12 +50,12 @@ def study(
         raise ValueError(f"study {name}: no such study. {suggest(name, STUDIES)}")
     out = Path(config.out)
     _check_numbers(seeds, epochs, at_once)
-    owned = sorted(changes.keys() & (VARIED | {"seed", "threads", "labels"}))
-    if owned:
-        raise ValueError(f"--set {owned[0]}: the study itself chooses it")
+    _check_owned(changes, VARIED | {"seed", "threads", "labels"})
     settings.check(config)
     source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
-    cells = STUDIES[name].cells(_setting(config, len(source), epochs))
+    cells = STUDIES[name].cells(_setting(config, len(source), epochs, device))
+    # The others take a number of views or a batch size from the user, this one from its rows and --batch-size.
+    _check_owned(changes, {key for cell in cells for key in cell.settings} - {"batch_size"})
     known = [cell.name for cell in cells]
     for row in only:
         if row not in known:
@@ -86,9 +86,17 @@ def study(
     return path
 
 
-def _setting(config: Pretrain, num_images: int, epochs: tuple[int, ...]) -> Setting:
+def _setting(config: Pretrain, num_images: int, epochs: tuple[int, ...], device: torch.device) -> Setting:
     own = config.classifier.prior
-    return Setting(num_images, epochs) if own == "random" else Setting(num_images, epochs, own)
+    prior = Setting.prior if own == "random" else own
+    batch_size = settings.resolve(config, num_images, None, device.type != "cpu", num_cores()).training.batch_size
+    assert batch_size is not None
+    return Setting(num_images, epochs, prior, batch_size)
+
+
+def _check_owned(changes: dict[str, Any], owned: set[str]) -> None:
+    for key in sorted(changes.keys() & owned):
+        raise ValueError(f"--set {key}: the study itself chooses it")
 
 
 def _check_numbers(seeds: tuple[int, ...], epochs: tuple[int, ...], at_once: int) -> None:
@@ -204,10 +212,10 @@ def _numbers(jobs: list[Job]) -> markdown.Numbers:
 def _table(name: str, cells: list[Cell], numbers: markdown.Numbers, epochs: tuple[int, ...]) -> str:
     if name == "instance-vs-semantic":
         return markdown.correlation_table(numbers)
-    papers = {cell.name: cell.paper for cell in cells}
+    papers = {cell.name: cell.paper for cell in cells if cell.paper is not None}
     along = [epoch for epoch in SHOWN_EPOCHS if epoch <= max(epochs)] if name == "initialization" else []
     study = STUDIES[name]
-    pairs = study.pairs or [(row, study.reference) for row in papers if row != study.reference]
+    pairs = study.pairs or [(cell.name, study.reference) for cell in cells if cell.name != study.reference]
     endings = ["", *(f", {num} epochs" for num in epochs)]  # rows of runs of different length
     pairs = [(row + ending, reference + ending) for ending in endings for row, reference in pairs]
     accuracies = markdown.accuracy_table(numbers, papers, study.paper_epochs, along)
