@@ -1,14 +1,17 @@
 import json
 import os
+import shutil
 
 import pytest
 import torch
 
+from millionway.files import BadFile, temporary_name
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.reporting.metrics import read_metrics
+from millionway.seals import seal_folder, write_json
 from millionway.train import checkpoint
 from millionway.train.metrics import Metrics
 from millionway.train.state import State
@@ -63,7 +66,7 @@ def test_only_the_newest_stay_and_last_names_one(tmp_path) -> None:
         advance(state)
         checkpoint.save(tmp_path, state, "f", keep=2)
     assert sorted(os.listdir(tmp_path)) == ["last", "step_00000003", "step_00000004"]
-    assert (tmp_path / "last").read_text() == "step_00000004\n"
+    assert (tmp_path / "last").read_text().splitlines()[0] == "step_00000004"
 
 
 def test_what_was_just_saved_is_never_removed(tmp_path) -> None:
@@ -83,7 +86,13 @@ def test_rows_that_are_not_finite_are_seen() -> None:
     assert not checkpoint.all_finite(state)
 
 
-@pytest.mark.parametrize("damage", ["flip a bit", "cut a file", "remove a file", "empty state", "half-written"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("flip a bit", "cut a file", "remove a file", "remove the seals", "empty state", "half-written"),
+        *("another step", "another step, sealed", "one file more", "a link", "swapped"),
+    ],
+)
 def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage: str, caplog) -> None:
     state = new_state()
     advance(state)
@@ -101,10 +110,28 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage: str, 
         os.truncate(newest / "model.safetensors", 1000)
     elif damage == "remove a file":
         shard.unlink()
+    elif damage.startswith("another step"):
+        state_json = json.loads((newest / "state.json").read_text())
+        (newest / "state.json").write_text(json.dumps({**state_json, "step": 7}))
+        if damage.endswith("sealed"):
+            (newest / "manifest.json").unlink()
+            state_json.pop("seal")
+            write_json(newest / "state.json", {**state_json, "fingerprint": "e"})
+            seal_folder(newest)
+    elif damage == "remove the seals":
+        (newest / "manifest.json").unlink()
+    elif damage == "one file more":
+        (newest / "classifier" / "more.safetensors").write_bytes(shard.read_bytes())
+    elif damage == "a link":
+        shard.rename(tmp_path / "elsewhere")
+        shard.symlink_to(tmp_path / "elsewhere")
+    elif damage == "swapped":
+        shutil.rmtree(newest)
+        shutil.copytree(newest.with_name("step_00000001"), newest)
     elif damage == "empty state":
         (newest / "state.json").write_text("")
     else:
-        (tmp_path / ".step_00000003.tmp").mkdir()
+        (tmp_path / temporary_name("step_00000003")).mkdir()
         (newest / "state.json").unlink()
     other = new_state(seed=5)
     assert checkpoint.load_newest(tmp_path, other, "f") and other.step == 1
@@ -159,3 +186,44 @@ def test_metrics_are_cut_back_on_resume(tmp_path) -> None:
     metrics.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [0.0, 1.0, 2.0, -1.0]
+
+
+def test_a_lost_or_damaged_last_loses_no_checkpoint(tmp_path, caplog) -> None:
+    state = new_state()
+    advance(state)
+    checkpoint.save(tmp_path, state, "f", keep=2)
+    for content in (None, b"step_00000009\nseal 00\n", b"\xff\xfe"):
+        (tmp_path / "last").unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / "last").write_bytes(content)
+        other = new_state(seed=5)
+        assert checkpoint.load_newest(tmp_path, other, "f") and same(state, other)
+    assert "last: its seal is broken" in caplog.text
+
+
+def test_a_checkpoint_of_an_older_version_is_not_passed_over(tmp_path) -> None:
+    state = new_state()
+    folder = checkpoint.save(tmp_path, state, "f", keep=2)
+    (folder / "manifest.json").unlink()
+    (folder / "state.json").write_text('{"version": 1, "step": 0, "fingerprint": "f", "files": {}}')
+    with pytest.raises(BadFile, match=r"older version.* --init-from"):
+        checkpoint.load_newest(tmp_path, new_state(), "f")
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path) -> None:
+    state = new_state()
+    folder = checkpoint.save(tmp_path, state, "f", keep=2)
+    other = new_state()
+    other.network.head[-1] = torch.nn.Linear(3, 5)
+    with pytest.raises(BadFile, match=f"{folder / 'model.safetensors'}: it does not fit this run"):
+        checkpoint.load_newest(tmp_path, other, "f")
+    other = new_state()
+    other.classifier = InstanceClassifier(31, 16)
+    other.hardest = torch.zeros(31, 3, dtype=torch.int32)
+    with pytest.raises(BadFile, match=f"{folder}: it does not fit this run"):
+        checkpoint.load_newest(tmp_path, other, "f")
+    state.hardest[2, 1] = 30  # there are 30
+    state.step = 1
+    checkpoint.save(tmp_path, state, "f", keep=2)
+    with pytest.raises(BadFile, match="hardest classes"):
+        checkpoint.load_newest(tmp_path, new_state(), "f")

@@ -41,7 +41,9 @@ def test_weights_that_are_not_finite_are_refused_before_any_work(digit_folder: P
     encoder = build_encoder(EncoderSpec("narrow-resnet", "small", 16, (0.5,) * 3, (0.5,) * 3), seed=0)
     next(encoder.parameters()).data[0, 0, 0, 0] = torch.nan
     save_encoder(encoder, tmp_path / "broken.safetensors")
-    with pytest.raises(ValueError, match=r"--init-from .*broken.safetensors has weights that are not finite .*: \w+"):
+    with pytest.raises(
+        ValueError, match=r"--init-from .*broken.safetensors: it has weights that are not finite .*: \w+"
+    ):
         millionway.pretrain(digit_folder, tmp_path / "run", init_from=tmp_path / "broken.safetensors", **SETTINGS)
     assert not (tmp_path / "run").exists()
 

@@ -1,23 +1,43 @@
-"""encoder.safetensors: the weights of the backbone under its own names, and in the header all that rebuilds it."""
+"""encoder.safetensors: the weights of the backbone under its own names, and in the header all that rebuilds it.
+
+The header also has a seal: the checksum of weights and description.
+"""
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
-from millionway.files import replacing
-from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
+from millionway.files import BadFile, replacing
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, full_name
+from millionway.seals import check_fields, opened, sealed
+
+HEADER, WEIGHTS = "millionway_encoder", "weights_sha256"
+MIN_SIZE, MAX_SIZE = 8, 4096  # pixels
+DAMAGED = "Take a copy of the file, or let the run write it again: --resume"
 
 
 def save_encoder(encoder: Encoder, path: Path, **notes: str) -> None:
     """`notes` go into the header."""
     state = {name: tensor.contiguous() for name, tensor in encoder.backbone.state_dict().items()}
     # A single entry: safetensors writes several in any order, and equal encoders should be equal files.
-    header = {"millionway_encoder": json.dumps({**dataclasses.asdict(encoder.spec), **notes})}
+    about = {**dataclasses.asdict(encoder.spec), **notes, WEIGHTS: _weights_hash(state)}
     with replacing(path) as aside:
-        save_file(state, aside, header)
+        save_file(state, aside, {HEADER: json.dumps(sealed(about))})
+
+
+def _weights_hash(state: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def encoder_path(run: Path) -> Path:
@@ -33,7 +53,8 @@ def load_encoder(path: Path | str) -> Encoder:
     try:
         encoder.backbone.load_state_dict(state, strict=True)
     except RuntimeError as error:
-        raise ValueError(f"{path}: the weights do not fit {spec.name}: {error}") from None
+        reason = " ".join(str(error).split())
+        raise BadFile(path, f"the weights do not fit {spec.name}: {reason:.300}") from None
     return encoder.eval()
 
 
@@ -43,15 +64,36 @@ def read_encoder_file(path: Path) -> tuple[EncoderSpec, dict]:
         hint = (
             "The run writes it at its first evaluation." if in_run else "Give a run folder or an encoder.safetensors."
         )
-        raise ValueError(f"{path}: no such file. {hint}")
+        raise BadFile(path, "no such file", hint)
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a safetensors file ({error})") from None
-    if "millionway_encoder" not in header:
-        raise ValueError(f"{path}: its header does not say which encoder it is, so it was not written by millionway")
-    stored = json.loads(header["millionway_encoder"])
-    fields = {field.name: stored[field.name] for field in dataclasses.fields(EncoderSpec)}
-    return EncoderSpec(**{**fields, "mean": tuple(fields["mean"]), "std": tuple(fields["std"])}), state
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadFile(path, f"not a safetensors file ({error})") from None
+    if HEADER not in header:
+        raise BadFile(path, "its header does not say which encoder it is, so it was not written by millionway")
+    about = opened(path, header[HEADER], DAMAGED)
+    if WEIGHTS in about and about[WEIGHTS] != _weights_hash(state):
+        raise BadFile(path, "its weights are not as they were written: their checksum is wrong", DAMAGED)
+    broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise BadFile(path, f"it has weights that are not finite (NaN or infinity): {broken[0]}")
+    return _spec(path, about), state
+
+
+def _spec(path: Path, about: dict[str, Any]) -> EncoderSpec:
+    """What the header says, if an encoder can be so."""
+    check_fields(path, about, name=str, stem=str, image_size=int, mean=list, std=list)
+    for name in ("mean", "std"):
+        values, colors = about[name], [f"{name} of {color}" for color in ("red", "green", "blue")]
+        check_fields(path, dict(zip(colors, values)), **dict.fromkeys(colors, (int, float)))
+        if len(values) != 3 or (name == "std" and min(values) <= 0):
+            raise BadFile(path, f"{name} is {values!r:.60}, and should be three numbers, above 0 for std")
+    if about["stem"] not in ("standard", "small") or not MIN_SIZE <= about["image_size"] <= MAX_SIZE:
+        raise BadFile(path, f"no encoder has stem {about['stem']!r:.20} and {about['image_size']} px")
+    spec = EncoderSpec(about["name"], about["stem"], about["image_size"], tuple(about["mean"]), tuple(about["std"]))
+    try:
+        return dataclasses.replace(spec, name=full_name(spec.name))
+    except ValueError as error:
+        raise BadFile(path, str(error)) from None

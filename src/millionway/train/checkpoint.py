@@ -3,39 +3,53 @@
     checkpoints/step_00001000/
       model.safetensors      encoder, head and the optimizer's momentum
       classifier/            rows, their momentum, the hardest table
-      state.json             counters, and size and checksum of every file
-    checkpoints/last         names the newest complete one
+      state.json             counters
+      manifest.json          size and checksum of every file
+    checkpoints/last         names the newest complete one; then each one with the checksum of its manifest.json
 
 While the contrastive prior is under way the folder is called prior_00000200, by the batches done.
 
-Only safetensors and JSON are read, so a run folder from a stranger cannot run code.
+Only safetensors and JSON are read. A checkpoint is read when all its checksums are right, else the one before.
 """
 
 import errno
-import json
+import hashlib
 import logging
 import os
-import shutil
-import zlib
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from millionway.files import sync, write_whole
+from millionway.files import (
+    BadFile,
+    make_folder,
+    read_regular,
+    remove,
+    remove_leftovers,
+    sync,
+    temporary_name,
+    write_whole,
+)
 from millionway.machine import free_memory_bytes
 from millionway.model.prior import PriorProgress
 from millionway.parallel.collectives import all_gather_object, all_or_none, any_rank, on_first_rank
 from millionway.parallel.group import Group
 from millionway.parallel.launcher import local_size
 from millionway.parallel.row_shards import load_shards, save_shards
+from millionway.seals import MANIFEST, check_fields, find_damage, read_json, seal_folder, write_json
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")
+
+NAME = r"(?:step|prior)_\d{8,}"
+LAST_BYTES = 1 << 20
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -117,49 +131,78 @@ def save(checkpoints: Path, state: State, fingerprint: str, keep: int) -> Path:
 def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, group: Group) -> Path:
     """All ranks together: each writes its rows, the first one the rest."""
     final = checkpoints / snapshot.name
-    aside = checkpoints / f".{final.name}.tmp"
     there = on_first_rank(group, lambda: final.exists() and _fingerprint(final) == fingerprint)
     if any_rank(group, bool(there)):
         return final
+    aside = checkpoints / all_gather_object(group, temporary_name(final.name))[0]
     try:
         on_first_rank(group, lambda: _begin(aside, snapshot))
         save_shards(snapshot.classifier, aside / "classifier", group, snapshot.num_instances)
         on_first_rank(group, lambda: _finish(aside, final, snapshot, fingerprint, keep))
     except BaseException:
         if group.is_first:
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside)
         raise
     return final
 
 
 def _begin(aside: Path, snapshot: _Snapshot) -> None:
-    for left_over in aside.parent.glob(".*.tmp"):  # of a process that was killed
-        shutil.rmtree(left_over, ignore_errors=True)
-    aside.mkdir(parents=True)
+    remove_leftovers(make_folder(aside.parent))
+    aside.mkdir()
     save_file(snapshot.model, aside / "model.safetensors")
 
 
 def _finish(aside: Path, final: Path, snapshot: _Snapshot, fingerprint: str, keep: int) -> None:
     """Seal what all ranks have written and bring it into view."""
     checkpoints = final.parent
-    files = {str(path.relative_to(aside)): _seal(path) for path in sorted(aside.rglob("*")) if path.is_file()}
-    counters = {"version": 1, "step": snapshot.step, "prior": snapshot.prior, "fingerprint": fingerprint}
-    counters["files"] = files
-    write_whole(aside / "state.json", json.dumps(counters, indent=2))
-    sync(aside / "classifier")
-    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+    counters = {"version": 2, "step": snapshot.step, "prior": snapshot.prior, "fingerprint": fingerprint}
+    write_json(aside / "state.json", counters)
+    seals = {**_seals(checkpoints), final.name: seal_folder(aside)}
+    if final.exists():  # a damaged one of the same step, or one of other images
+        _write_last(checkpoints, {name: seal for name, seal in seals.items() if name != final.name})
+        _discard(final)
     os.rename(aside, final)
     sync(checkpoints)
-    write_whole(checkpoints / "last", final.name + "\n")
     # Later steps are damaged ones that the run was taken back behind.
     later = [each for each in complete(checkpoints) if each.name > final.name]
-    for old in [*later, *complete(checkpoints)[len(later) + keep :]]:
-        shutil.rmtree(old, ignore_errors=True)
+    old = [*later, *complete(checkpoints)[len(later) + keep :]]
+    kept = {each.name for each in complete(checkpoints)} - {each.name for each in old}
+    _write_last(checkpoints, {name: seal for name, seal in seals.items() if name in kept})
+    for each in old:
+        _discard(each)
+
+
+def _discard(folder: Path) -> None:
+    """It is out of view at once, whole as it was."""
+    aside = folder.with_name(temporary_name(folder.name))
+    os.rename(folder, aside)
+    remove(aside)
 
 
 def complete(checkpoints: Path) -> list[Path]:
     """Folders of checkpoints, newest first."""
-    return sorted([*checkpoints.glob("prior_*"), *checkpoints.glob("step_*")], reverse=True)
+    found = [path for path in checkpoints.iterdir() if re.fullmatch(NAME, path.name)] if checkpoints.is_dir() else []
+    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), reverse=True)
+
+
+def _write_last(checkpoints: Path, seals: dict[str, str]) -> None:
+    names = sorted(seals, reverse=True)
+    text = "".join([f"{name}\n" for name in names[:1]] + [f"{name} {seals[name]}\n" for name in names])
+    write_whole(checkpoints / "last", f"{text}seal {hashlib.sha256(text.encode()).hexdigest()}\n")
+
+
+def _seals(checkpoints: Path) -> dict[str, str]:
+    """{name: checksum of its manifest.json}, as `last` has them. Without it, each checkpoint's own seals must do."""
+    if not (checkpoints / "last").exists():
+        return {}
+    try:
+        text, found, seal = read_regular(checkpoints / "last", LAST_BYTES).decode().rpartition("seal ")
+        if not found or seal.strip() != hashlib.sha256(text.encode()).hexdigest():
+            raise BadFile(checkpoints / "last", "its seal is broken")
+    except ValueError as error:
+        log.warning("%s; the checkpoints' own seals are looked at", error)
+        return {}
+    return dict(re.findall(rf"^({NAME}) ([0-9a-f]{{64}})$", text, re.MULTILINE))
 
 
 def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
@@ -170,24 +213,47 @@ def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
     if folder is None:
         return False
     all_or_none(group, lambda: _load(folder, state))
-    load_shards(_classifier_tensors(state), folder / "classifier", group, state.classifier.num_instances)
+    try:
+        load_shards(_classifier_tensors(state), folder / "classifier", group, state.classifier.num_instances)
+    except (ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise _does_not_fit(folder, error) from None
+    table = state.hardest
+    if table is not None and not bool(((table >= 0) & (table < state.classifier.num_instances)).all()):
+        raise BadFile(folder / "classifier", "its table of hardest classes names classes that are not there")
     log.info("going on from %s", folder)
     return True
 
 
+def _does_not_fit(path: Path, error: Exception) -> BadFile:
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return BadFile(path, f"it does not fit this run ({reason})", "Was it copied from another one?")
+
+
 def _newest(checkpoints: Path, fingerprint: str) -> Path | None:
     for folder in complete(checkpoints):
-        problem = find_damage(folder)
+        problem = damage(folder)
+        if problem and _is_of_older_version(folder):
+            raise BadFile(
+                folder,
+                "an older version wrote it, without seals",
+                f"Go on with that version, or begin a new run with --init-from {checkpoints.parent}",
+            )
         if problem:
             log.warning("checkpoint %s is damaged (%s); trying the one before", folder.name, problem)
             continue
-        counters = json.loads((folder / "state.json").read_text())
-        if counters["fingerprint"] != fingerprint:
+        if _fingerprint(folder) != fingerprint:
             raise ValueError(
                 f"{folder}: this checkpoint is of other images than {checkpoints.parent / 'manifest.arrow'}"
             )
         return folder
     return None
+
+
+def _is_of_older_version(folder: Path) -> bool:
+    try:
+        return not (folder / MANIFEST).exists() and read_json(folder / "state.json").get("version") == 1
+    except BadFile:
+        return False
 
 
 def newest_fingerprint(checkpoints: Path) -> str:
@@ -197,22 +263,30 @@ def newest_fingerprint(checkpoints: Path) -> str:
 
 def _fingerprint(folder: Path) -> str:
     """Of a checkpoint's images; '' if it is damaged."""
-    return "" if find_damage(folder) else json.loads((folder / "state.json").read_text())["fingerprint"]
+    return "" if damage(folder) else _counters(folder)["fingerprint"]
 
 
-def find_damage(folder: Path) -> str:
+def damage(folder: Path) -> str:
     """What is wrong with a checkpoint, or ''."""
+    seal = _seals(folder.parent).get(folder.name)
     try:
-        files: dict[str, Any] = json.loads((folder / "state.json").read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"state.json: {error}"
-    for name, seal in files.items():
-        try:
-            if _checksum(folder / name) != seal["crc32"]:
-                return f"{name}: its content changed"
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-    return ""
+        return find_damage(folder, seal) or ("" if _counters(folder) else "state.json: empty")
+    except BadFile as error:
+        return str(error)
+
+
+def _counters(folder: Path) -> dict[str, Any]:
+    path = folder / "state.json"
+    counters = read_json(path)
+    check_fields(path, counters, step=int, fingerprint=str, prior=(dict, type(None)))
+    prior = counters["prior"]
+    if prior is not None:
+        check_fields(path, prior, batches=int, rows=int, lengths=(int, float), untrained=dict)
+        check_fields(path, prior["untrained"], **dict.fromkeys(prior["untrained"], (int, float)))
+    number = prior["batches"] if prior is not None else counters["step"]
+    if folder.name != f"{'step' if prior is None else 'prior'}_{number:08d}":
+        raise BadFile(path, f"it is of number {number}, and the folder is called {folder.name}")
+    return counters
 
 
 def all_finite(state: State) -> bool:
@@ -224,15 +298,20 @@ def all_finite(state: State) -> bool:
 
 def _load(folder: Path, state: State) -> None:
     """All but the rows."""
-    tensors = load_file(folder / "model.safetensors")
-    state.network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")}, strict=True)
-    for name, parameter in state.network.named_parameters():
-        if f"momentum.{name}" in tensors:
-            buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
-            state.optimizer.state[parameter]["momentum_buffer"] = buffer
-    counters = json.loads((folder / "state.json").read_text())
+    path, counters = folder / "model.safetensors", _counters(folder)
+    try:
+        tensors = load_file(path)
+        state.network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")}, strict=True)
+        for name, parameter in state.network.named_parameters():
+            if f"momentum.{name}" in tensors:
+                buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{name}"])
+                state.optimizer.state[parameter]["momentum_buffer"] = buffer
+    except (RuntimeError, SafetensorError) as error:
+        raise _does_not_fit(path, error) from None
     state.step = state.classifier.step = counters["step"]
-    state.prior = None if counters.get("prior") is None else PriorProgress(**counters["prior"])
+    known = {field.name for field in fields(PriorProgress)}
+    prior = counters["prior"]
+    state.prior = prior and PriorProgress(**{name: value for name, value in prior.items() if name in known})
 
 
 def _model_tensors(state: State) -> dict[str, Tensor]:
@@ -246,17 +325,3 @@ def _model_tensors(state: State) -> dict[str, Tensor]:
 def _classifier_tensors(state: State) -> dict[str, Tensor]:
     tensors = {"rows": state.classifier.weight, "momentum": state.classifier.momentum}
     return tensors if state.hardest is None else {**tensors, "hardest": state.hardest}
-
-
-def _seal(path: Path) -> dict[str, int]:
-    """Sync a file to the disk and describe it."""
-    sync(path)
-    return {"bytes": path.stat().st_size, "crc32": _checksum(path)}
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            value = zlib.crc32(chunk, value)
-    return value

@@ -398,7 +398,7 @@ class _Run:
             return f"{what} before the first step. Look at --init-from, --mean and --std."
         with suppress(Exception):  # this is what matters now
             self.saver.wait()
-        good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.find_damage(each)), None)
+        good = next((each for each in checkpoint.complete(self.checkpoints) if not checkpoint.damage(each)), None)
         kept = f"The last good checkpoint is {good}" if good else "There is no checkpoint yet"
         step = self.heartbeat.step
         return (

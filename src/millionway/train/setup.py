@@ -200,17 +200,16 @@ def _new_encoder(config: Pretrain) -> Encoder:
 
 def take_weights(encoder: Encoder, path: Path) -> None:
     """Start from another run's encoder of the same kind."""
-    other = load_encoder(path)
+    try:
+        other = load_encoder(path)
+    except ValueError as error:
+        raise ValueError(f"--init-from {error}") from None
     if (other.spec.name, other.spec.stem) != (encoder.spec.name, encoder.spec.stem):
         raise ValueError(
             f"--init-from {path} is {other.spec.name} with the {other.spec.stem} stem, this run trains "
             f"{encoder.spec.name} with the {encoder.spec.stem} stem; set --encoder and --stem alike"
         )
-    weights = other.backbone.state_dict()
-    broken = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
-    if broken:
-        raise ValueError(f"--init-from {path} has weights that are not finite (NaN or infinity): {broken[0]}")
-    encoder.backbone.load_state_dict(weights)
+    encoder.backbone.load_state_dict(other.backbone.state_dict())
 
 
 def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
