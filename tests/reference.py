@@ -61,3 +61,12 @@ def hardest(rows: Tensor, k: int) -> list[list[int]]:
 def relative_error(a: Tensor, b: Tensor) -> float:
     """|a - b| / |b|, Frobenius."""
     return float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30))
+
+
+def muon_direction(matrix: torch.Tensor) -> torch.Tensor:
+    """Three of Newton and Schulz's steps as they are written down, on the larger side too."""
+    x = matrix / matrix.norm()
+    for _ in range(3):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x

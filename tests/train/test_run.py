@@ -23,8 +23,10 @@ def rows(run: Path, step: int) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-def test_rows_in_half_the_memory_go_on_to_the_same_bits(digit_folder: Path, tmp_path: Path) -> None:
-    run = millionway.pretrain(digit_folder, tmp_path / "run", storage="bfloat16", row_norm=1.0, **SETTINGS)
+@pytest.mark.parametrize("optimizer", ["sgd", "muon"])
+def test_rows_in_half_the_memory_go_on_to_the_same_bits(optimizer: str, digit_folder: Path, tmp_path: Path) -> None:
+    options = {"storage": "bfloat16", "row_norm": 1.0, "optimizer": optimizer}
+    run = millionway.pretrain(digit_folder, tmp_path / "run", **options, **SETTINGS)
     first, last = rows(run, 0), rows(run, 14)
     assert {tensor.dtype for name, tensor in last.items() if tensor.is_floating_point()} == {torch.bfloat16}
     assert not first["rows"].equal(last["rows"])

@@ -34,8 +34,10 @@ class Training:
     """passes over all images, but for the last incomplete batch of each"""
     batch_size: Chosen[int] = None
     """images per step over all processes; by default 256 (512 with a GPU), or an eighth of the images"""
+    optimizer: Literal["sgd", "muon"] = "sgd"
+    """of encoder and head: SGD as in the paper, or Muon, which learns more per view; rows take SGD with both"""
     lr: Chosen[float] = None
-    """peak learning rate; by default 0.48 x batch / 4096"""
+    """peak learning rate; by default 0.48 x batch / 4096, with muon 0.02"""
     warmup_epochs: Chosen[int] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     momentum: float = 0.9
@@ -290,6 +292,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def default_lr(optimizer: str, batch_size: int) -> float:
+    """The paper's for SGD, which grows with the batch. A step of Muon has the same length whatever the batch."""
+    return 0.02 if optimizer == "muon" else 0.48 * batch_size / 4096
+
+
 def resolve(
     config: Pretrain, num_images: int, image_side: int | None, has_gpu: bool, num_cores: int, num_ranks: int = 1
 ) -> Pretrain:
@@ -335,7 +342,7 @@ def resolve(
     return with_settings(
         config,
         batch_size=batch_size,
-        lr=training.lr if training.lr is not None else 0.48 * batch_size / 4096,
+        lr=training.lr if training.lr is not None else default_lr(training.optimizer, batch_size),
         warmup_epochs=warmup if warmup is not None else 1 if epochs <= 10 else 3 if epochs < 100 else 10,
         encoder=config.model.encoder or ("torchvision/resnet50" if has_gpu else "narrow-resnet"),
         image_size=size or image_side or (224 if has_gpu else 64),

@@ -28,6 +28,7 @@ from millionway.parallel.launcher import local_size, times_restarted
 from millionway.parallel.sync_bn import synchronize
 from millionway.settings import pretrain as settings
 from millionway.settings.pretrain import Pretrain
+from millionway.train.muon import Muon
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")
@@ -175,10 +176,11 @@ def build(
     )
     if num_instances is None:
         classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
-    optimizer = torch.optim.SGD(
+    kind = {"sgd": torch.optim.SGD, "muon": Muon}[config.training.optimizer]
+    optimizer = kind(
         network.parameters(),
-        config.training.lr,
-        config.training.momentum,
+        lr=config.training.lr,
+        momentum=config.training.momentum,
         weight_decay=config.training.weight_decay,
     )
     hardest = None

@@ -15,7 +15,7 @@ class State:
     """Everything that a run changes."""
 
     network: Network
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     classifier: InstanceClassifier
     hardest: Tensor | None
     step: int

@@ -1,0 +1,67 @@
+"""Muon (Jordan et al., 2024): SGD with momentum in which every direction of a layer moves by about as much.
+
+A layer's momentum M = U S V^T is replaced by nearly U V^T: its small singular values, which SGD hardly follows, count
+as much as its largest. A convolution is a matrix [outputs, inputs x height x width]. torch.optim.Muon takes no
+convolutions, and always computes in bfloat16, for which most processors have no instructions.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+A, B, C = 3.4445, -4.7750, 2.0315  # of the odd polynomial that brings singular values near 1 fastest (Jordan)
+NUM_ITERATIONS = 3
+VECTOR_RATE = 3.0  # of BN's factors and of biases, which take a step of SGD, as a multiple of the matrices' rate
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for what has two or more axes, SGD with momentum for the rest."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+        """weight_decay: of the matrices, decoupled: the share of a weight that a step of rate 1 would take away."""
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] (no closure: it is called once)
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                velocity = state["momentum_buffer"].mul_(momentum).add_(parameter.grad)
+                if parameter.ndim < 2:
+                    parameter.sub_(velocity, alpha=VECTOR_RATE * lr)
+                    continue
+                ahead = parameter.grad.add(velocity, alpha=momentum).flatten(1)  # Nesterov's
+                # Layers with more outputs than inputs would otherwise change their outputs by less.
+                scale = math.sqrt(max(1.0, ahead.shape[0] / ahead.shape[1]))
+                parameter.mul_(1 - lr * group["weight_decay"])
+                parameter.sub_(orthogonalized(ahead).view(parameter.shape), alpha=lr * scale)
+
+
+def orthogonalized(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
+    """Nearly U V^T of U S V^T: three steps X <- (A + B X X^T + C (X X^T)^2) X from X = matrix / |matrix|.
+
+    X X^T is a polynomial of G, that of the first X, and so is P in X = P matrix: only small squares are multiplied, and
+    twice the matrix itself.
+    """
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalized(matrix.T).T
+    matrix = matrix / matrix.norm().clamp(min=1e-7)
+    gram = matrix @ matrix.T
+    factor = _polynomial(gram)  # P after the first step
+    for _ in range(NUM_ITERATIONS - 1):
+        factor = factor @ _polynomial(gram @ (factor @ factor))
+    return factor @ matrix
+
+
+def _polynomial(gram: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    out = torch.addmm(gram, gram, gram, beta=B, alpha=C)
+    out.diagonal().add_(A)
+    return out
