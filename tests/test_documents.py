@@ -81,7 +81,7 @@ ALLOWED = {
     "data": {"data", *BELOW_ALL},
     "model": {"model", "parallel", *BELOW_ALL},
     "reporting": {"reporting", *BELOW_ALL},
-    "exporting": {"exporting", "model", *BELOW_ALL},
+    "exporting": {"exporting", "reporting", "model", *BELOW_ALL},
     "evaluation": {"evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
     "train": {"train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
     "studies": {"studies", "train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},

@@ -224,11 +224,14 @@ def embed(
     )
 
 
-def export(run: str | Path, out: str | Path, *, format: str = "safetensors") -> Path:
-    """The encoder's weights under the names of torchvision or timm: safetensors, or torch for torch.load."""
-    from millionway.exporting.weights import export as run_export
+def export(run: str | Path, out: str | Path, *, format: str = "safetensors", from_bytes: bool = False) -> Path:
+    """The encoder for other software: safetensors, torch, onnx, pt2, timm, huggingface, detectron2.
 
-    return run_export(Path(run), Path(out), format)
+    from_bytes: onnx and pt2 take RGB bytes of any size, with crop, resize and normalization inside.
+    """
+    from millionway.exporting.export import export as run_export
+
+    return run_export(Path(run), Path(out), format, from_bytes)
 
 
 def index(

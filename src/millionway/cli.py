@@ -312,25 +312,29 @@ def embed(args: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Export:
-    """Write the encoder's weights for torchvision, timm or plain PyTorch."""
+    """Write the encoder for other people's software."""
 
     run: Path
     """the run folder, or an encoder.safetensors"""
     out: Path
-    """the file to make"""
-    format: Literal["safetensors", "torch", "detectron2"] = "safetensors"
-    """torch is for torch.load; detectron2 is for MODEL.WEIGHTS there"""
+    """the file or folder to make"""
+    format: Literal["safetensors", "torch", "onnx", "pt2", "timm", "huggingface", "detectron2"] = "safetensors"
+    """safetensors, torch: weights by name. onnx, pt2: the whole network in one file. timm, huggingface: a folder with a
+    model card. detectron2: for MODEL.WEIGHTS there"""
+    from_bytes: bool = False
+    """onnx and pt2 take RGB bytes of any size: crop, resize and normalization are in the file"""
 
 
 def export(args: list[str]) -> None:
-    """write the encoder's weights for torchvision, timm or plain PyTorch"""
-    from millionway.exporting.weights import how_to_load
+    """write the encoder for other people's software: ONNX, timm, Hugging Face, plain PyTorch"""
+    from millionway.exporting.export import how_to_load
     from millionway.model.encoder_file import encoder_path, read_encoder_file
 
     chosen = _parse(Export, args, "export")
-    path = millionway.export(**vars(chosen))
+    with _messages():
+        path = millionway.export(**vars(chosen))
     spec, _ = read_encoder_file(encoder_path(chosen.run))
-    print(f"written  {path}\n\nTo load it:\n{how_to_load(spec, path, chosen.format)}")
+    print(f"written  {path}\n\nTo load it:\n{how_to_load(spec, path, chosen.format, chosen.from_bytes)}")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,9 @@
-import pickle
-
 import pytest
 import safetensors.torch
 import timm
 import torch
 import torchvision
 
-from millionway.exporting.weights import export, how_to_load
 from millionway.model.encoder import EncoderSpec, build_encoder, choose_stem, full_name
 from millionway.model.encoder_file import load_encoder, save_encoder
 from millionway.model.head import build_head
@@ -36,45 +33,6 @@ def test_weights_load_strictly_into_torchvision_and_timm(tmp_path) -> None:
         features = encoder(images)
         for model in (theirs, timms):
             assert torch.allclose(model.eval()(normalized(images)), features, atol=1e-5)
-
-
-def test_detectron2_finds_every_weight_under_its_own_name(tmp_path) -> None:
-    encoder = build_encoder(spec("torchvision/resnet50", "standard", 64), 0)
-    save_encoder(encoder, tmp_path / "encoder.safetensors")
-    export(tmp_path / "encoder.safetensors", tmp_path / "r50.pkl", "detectron2")
-    content = pickle.loads((tmp_path / "r50.pkl").read_bytes())
-    arrays, state = content["model"], encoder.backbone.state_dict()
-    norm = ("weight", "bias", "running_mean", "running_var")
-    convolutions = ["stem.conv1"]
-    for stage, blocks in zip((2, 3, 4, 5), (3, 4, 6, 3)):
-        convolutions += [f"res{stage}.{block}.conv{n}" for block in range(blocks) for n in (1, 2, 3)]
-        convolutions.append(f"res{stage}.0.shortcut")
-    expected = {f"{name}.weight" for name in convolutions} | {f"{c}.norm.{n}" for c in convolutions for n in norm}
-    assert set(arrays) == expected and content["matching_heuristics"]
-    for theirs, ours in {
-        "stem.conv1.norm.bias": "bn1.bias",
-        "res4.5.conv3.weight": "layer3.5.conv3.weight",
-        "res5.0.shortcut.norm.running_var": "layer4.0.downsample.1.running_var",
-        "res2.1.conv2.norm.weight": "layer1.1.bn2.weight",
-    }.items():
-        assert (arrays[theirs] == state[ours].numpy()).all()
-    assert "DEPTH = 50" in how_to_load(encoder.spec, tmp_path / "r50.pkl", "detectron2")
-    small = build_encoder(spec("torchvision/resnet18", "small", 32))
-    save_encoder(small, tmp_path / "small.safetensors")
-    with pytest.raises(ValueError, match="for ResNets with the standard stem"):
-        export(tmp_path / "small.safetensors", tmp_path / "small.pkl", "detectron2")
-
-
-def test_small_stem_loads_after_the_documented_change(tmp_path) -> None:
-    encoder = build_encoder(spec("torchvision/resnet18", "small", 32)).eval()
-    save_encoder(encoder, tmp_path / "encoder.safetensors")
-    names: dict = {}
-    exec(how_to_load(encoder.spec, tmp_path / "encoder.safetensors", "safetensors"), names)
-    model = names["model"]
-    assert type(model) is torchvision.models.ResNet
-    images = torch.rand(2, 3, 32, 32)
-    with torch.no_grad():
-        assert torch.allclose(model.eval()(normalized(images)), encoder(images), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["narrow-resnet", "torchvision/mobilenet_v3_small", "timm/convnext_atto"])

@@ -1,21 +1,17 @@
 """A few images and their nearest neighbors by features, with thumbnails: what the encoder finds alike."""
 
-import base64
-import io
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from millionway.data.dataset import Dataset
-from millionway.data.images import UnreadableImage, decode
 from millionway.data.source import Labels
+from millionway.evaluation.thumbnails import picture_of
 
 NUM_QUERIES = 10
 NUM_NEIGHBORS = 8
-THUMBNAIL_PIXELS = 72
 
 
 def neighbors(
@@ -36,20 +32,9 @@ def neighbors(
 
 def _entry(dataset: Dataset, instance_id: int, cosine: float, labels: Labels | None) -> dict[str, Any] | None:
     """None for an image that is gone by now."""
-    try:
-        image = decode(dataset.source.read(instance_id), THUMBNAIL_PIXELS)
-    except UnreadableImage:
+    picture = picture_of(dataset, instance_id)
+    if picture is None:
         return None
-    resample = Image.Resampling.NEAREST if max(image.size) <= 32 else Image.Resampling.BILINEAR
-    scale = THUMBNAIL_PIXELS / max(image.size)
-    image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resample)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
     label = -1 if labels is None else int(labels.ids[instance_id])
-    return {
-        "instance_id": instance_id,
-        "key": dataset.manifest.keys[instance_id],
-        "label": None if labels is None or label < 0 else labels.names[label],
-        "cosine": min(cosine, 1.0),
-        "png": base64.b64encode(buffer.getvalue()).decode(),
-    }
+    name = None if labels is None or label < 0 else labels.names[label]
+    return {**picture, "label": name, "cosine": min(cosine, 1.0)}

@@ -147,7 +147,7 @@ def evaluate(
     if protocol in ("health", "all"):
         started, augmentation = time.monotonic(), _augmentation(subject, options)
         lines = [] if subject.run is None else read_metrics(subject.run / "metrics.jsonl")
-        words = {} if subject.run is None else {"verdict": str(verdict(lines))}
+        words = {} if subject.run is None else {"verdict": str(verdict(lines, _epochs(subject.run)))}
         last = lines if manifest is not None else []  # numbers of the run's own images
         numbers = [dict(_health(subject.at(seed), train, last, seed, device, augmentation)) for seed in seeds]
         settings = {**shared, "views_of_images": HEALTH_IMAGES, "views": augmentation}
@@ -212,6 +212,12 @@ def _health(
     for line in [line for line in lines if line["kind"] == "evaluation"][-1:]:
         for name in ("instance_top1", "instance_top5", "positive_cosine", "hardest_negative_cosine"):
             yield name, line[name]
+
+
+def _epochs(run: Path) -> int | None:
+    """How many the run is to have, if its folder says so."""
+    config = run / "config.json"
+    return from_json(config.read_text()).training.epochs if config.is_file() else None
 
 
 def _augmentation(subject: Subject, options: Options) -> dict[str, float]:

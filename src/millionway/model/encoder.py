@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,18 @@ class EncoderSpec:
     image_size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What timm is told besides the name: encoders made for one size, as ViTs are, are built for this one."""
+        library, _, name = self.name.partition("/")
+        if library != "timm":
+            return {}
+        import timm
+
+        known = timm.get_pretrained_cfg(name)
+        has_other_size = known is not None and known.fixed_input_size and known.input_size[-1] != self.image_size
+        return {"img_size": self.image_size} if has_other_size else {}
 
 
 class Encoder(nn.Module):
@@ -132,7 +144,7 @@ def _backbone(spec: EncoderSpec) -> nn.Module:
     else:
         import timm
 
-        backbone = timm.create_model(name, pretrained=False, num_classes=0)
+        backbone = timm.create_model(name, pretrained=False, num_classes=0, **spec.options)
     if spec.stem == "small":
         _use_small_stem(backbone, spec.name)
     return backbone

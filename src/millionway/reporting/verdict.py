@@ -1,4 +1,8 @@
-"""Is it learning, and when can it stop? In words, from the numbers of a run; no labels needed."""
+"""Is it learning, and when can it stop? In words, from the numbers of a run; no labels needed.
+
+Losses are taken relative to ln N, what guessing costs, so that they can be compared when images came or went. A
+difference counts when it is beyond the noise of what is compared. docs/experiments.md says how often it was right.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,107 +11,202 @@ from typing import Any
 
 COLLAPSED_RANK = 0.1  # of what the untrained encoder had
 COLLAPSED_COSINE = 0.98  # of a view with the nearest row of another image
-WORSE_LOSS = 0.02  # of the best one
 MEMORIZED = 0.3  # training views find their image more often than fresh ones by this share
-FLAT = 0.01  # share by which nothing has improved
-FLAT_EVALUATIONS = 3
+NOISE = 3.0  # standard errors
+LOSS_GAIN = 0.15  # nats: less than this is no news, however sure
+FOUND_GAIN = 0.02  # share of fresh views that find their image, likewise
+SOME_NOISE = 1.5  # standard errors, where two numbers are asked and either may answer
+DOUBLINGS = (0.25, 0.5, 1.0)  # of the epochs so far
+FRESH_VIEWS = 1024  # at most so many are looked up at an evaluation
+EARLY_EPOCHS = 3
+STEP = {"epoch", "loss", "batch_top1", "lr"}  # what a line must have to be considered
+EVALUATION = {"epoch", "instance_top1", "effective_rank", "hardest_negative_cosine"}
+TRY_LOWER = "start again with a lower --lr"
 
 
 @dataclass(frozen=True)
 class Verdict:
     word: str
-    """learning, collapsed, memorizing, learning rate too high, no longer improving, too early"""
+    """learning, still improving, no longer improving, too early, not learning yet, memorizing, collapsed, learning rate
+    too high"""
     reasons: str
     """the numbers that led to it"""
+    advice: str = ""
+    """what to do"""
 
     def __str__(self) -> str:
-        return f"{self.word} ({self.reasons})"
+        advice = f": {self.advice}" if self.advice else ""
+        return f"{self.word}{advice} ({self.reasons})"
 
 
-def verdict(lines: Sequence[dict[str, Any]]) -> Verdict:
-    """From the lines of metrics.jsonl. The first that fits, the gravest first."""
-    steps = [line for line in lines if line["kind"] == "step"]
-    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+@dataclass(frozen=True)
+class Mean:
+    value: float
+    error: float
+    """its standard error"""
+
+    def beats(self, other: "Mean", at_least: float, noise: float = NOISE) -> bool:
+        """Whether it is higher by more than so many standard errors, and by `at_least`."""
+        return self.value - other.value > max(at_least, noise * math.hypot(self.error, other.error))
+
+
+def verdict(lines: Sequence[dict[str, Any]], epochs: int | None = None) -> Verdict:
+    """From the lines of metrics.jsonl. epochs: how many the run is to have. The first that fits, the gravest first."""
+    steps = [line for line in lines if line["kind"] == "step" and line.keys() >= STEP]
+    evaluations = [line for line in lines if line["kind"] == "evaluation" and line.keys() >= EVALUATION]
+    if any(not math.isfinite(line["loss"]) for line in steps):
+        return Verdict("learning rate too high", "the loss is not finite", TRY_LOWER)
     if len(evaluations) < 2 or len(steps) < 2:
         return Verdict("too early", f"{len(evaluations)} evaluations, {len(steps)} logged steps")
     return (
-        _rate_too_high(steps)
-        or _collapsed(evaluations)
+        _collapsed(evaluations)
         or _memorizing(steps, evaluations)
-        or _flat(steps, evaluations)
-        or _learning(steps, evaluations)
+        or _rate_too_high(steps, evaluations)
+        or _not_yet(steps, evaluations)
+        or _no_longer(steps, evaluations, epochs)
+        or _improving(steps, evaluations, epochs)
     )
 
 
-def _smooth(steps: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """Means over tenths of the run, so that a single batch decides nothing."""
-    return _means([line[name] for line in steps], 10)
+# --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def _rate_too_high(steps: Sequence[dict[str, Any]]) -> Verdict | None:
-    losses = _smooth(steps, "loss")
-    if not all(map(math.isfinite, losses)):
-        return Verdict("learning rate too high", "the loss is not finite")
-    best = min(losses)
-    settled = steps[-1]["epoch"] >= 2  # right after the prior the loss may rise for a while
-    if settled and losses[-1] > best + WORSE_LOSS * abs(best) and losses[-1] >= losses[0]:
-        return Verdict(
-            "learning rate too high", f"loss {losses[0]:.3f} at first, {best:.3f} at best, now {losses[-1]:.3f}"
-        )
-    return None
+def _excess(line: dict[str, Any]) -> float:
+    """The loss beyond that of guessing."""
+    return line["loss"] - math.log(line.get("num_images", 1))
+
+
+def _noise(steps: Sequence[dict[str, Any]]) -> float:
+    """Standard deviation of a step's loss around its trend, from how far each is off the line between its neighbors."""
+    losses = [_excess(line) for line in steps]
+    off = sorted(abs(a - 2 * b + c) / math.sqrt(6) for a, b, c in zip(losses, losses[1:], losses[2:]))
+    return (
+        off[(len(off) - 1) // 2] / 0.6745 if off else abs(losses[-1] - losses[0])
+    )  # by the median: a jump is not noise
+
+
+def _loss(steps: Sequence[dict[str, Any]], noise: float) -> Mean:
+    """Negative, so that higher is better as for shares."""
+    return Mean(-sum(map(_excess, steps)) / len(steps), noise / math.sqrt(len(steps)))
+
+
+def _found(evaluations: Sequence[dict[str, Any]]) -> Mean:
+    """How many fresh views find their own image, over these evaluations."""
+    share = sum(line["instance_top1"] for line in evaluations) / len(evaluations)
+    num_views = sum(min(FRESH_VIEWS, line.get("num_images", FRESH_VIEWS)) for line in evaluations)
+    return Mean(share, math.sqrt(max(share * (1 - share), 1 / num_views) / num_views))
+
+
+def _tenth(lines: Sequence[dict[str, Any]]) -> int:
+    return max(1, len(lines) // 10)
+
+
+def _start_and_now(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> tuple[Mean, ...]:
+    """(loss at first, now, fresh views found at first, now)"""
+    noise, num = _noise(steps), _tenth(steps)
+    return (
+        _loss(steps[:num], noise),
+        _loss(steps[-num:], noise),
+        _found(evaluations[:1]),
+        _found(evaluations[-1:]),
+    )
+
+
+def _in_words(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> str:
+    """Losses as they are logged; relative to ln N where that has changed."""
+    num = _tenth(steps)
+    counts = [line.get("num_images", 0) for line in steps]
+    of, name = (_excess, "loss beyond ln N") if len(set(counts)) > 1 else (lambda line: line["loss"], "loss")
+    first, last = (sum(map(of, part)) / len(part) for part in (steps[:num], steps[-num:]))
+    found = f"{evaluations[0]['instance_top1']:.1%} to {evaluations[-1]['instance_top1']:.1%}"
+    return f"{name} {first:.2f} to {last:.2f}, fresh views that find their image {found}"
+
+
+# --- the words --------------------------------------------------------------------------------------------------------
 
 
 def _collapsed(evaluations: Sequence[dict[str, Any]]) -> Verdict | None:
     first, last = evaluations[0]["effective_rank"], evaluations[-1]["effective_rank"]
+    advice = "features of different images are all alike; start again with a lower --lr or --weight-decay"
     if last < max(2.0, COLLAPSED_RANK * first):
-        return Verdict("collapsed", f"effective rank {last:.1f}, before training {first:.1f}")
+        return Verdict("collapsed", f"effective rank {last:.1f}, before training {first:.1f}", advice)
     nearest = evaluations[-1]["hardest_negative_cosine"]
     if nearest > COLLAPSED_COSINE and evaluations[-1]["instance_top1"] < 0.5:
-        return Verdict("collapsed", f"rows of other images are as near as cosine {nearest:.3f}")
+        return Verdict("collapsed", f"rows of other images are as near as cosine {nearest:.3f}", advice)
     return None
 
 
 def _memorizing(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Verdict | None:
-    """Views of the batch are found, fresh views of the same images less and less."""
-    training = _smooth(steps, "batch_top1")[-1]
+    """Views of the batch are found, fresh views of the same images are not, and that gets no better."""
+    num = _tenth(steps)
+    training = sum(line["batch_top1"] for line in steps[-num:]) / num
     fresh = [line["instance_top1"] for line in evaluations]
-    if training - fresh[-1] > MEMORIZED and fresh[-1] < max(fresh):
-        reasons = f"training views find their image in {training:.0%}, "
-        return Verdict("memorizing", reasons + f"fresh ones in {fresh[-1]:.0%}, after {max(fresh):.0%}")
+    recent = evaluations[-1 - len(evaluations) // 3 :]
+    grows = _found(recent[-1:]).beats(_found(recent[:1]), FOUND_GAIN)
+    if training - fresh[-1] <= MEMORIZED or grows:
+        return None
+    reasons = (
+        f"training views find their image in {training:.0%}, fresh ones in {fresh[-1]:.0%}, at best {max(fresh):.0%}"
+    )
+    return Verdict("memorizing", reasons, "stronger views help (--crop-min, --jitter, --blur), or more images")
+
+
+def _rate_too_high(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Verdict | None:
+    """The loss is above what it was at first or has been since, and fresh views are not found more often."""
+    if steps[-1]["epoch"] < EARLY_EPOCHS:  # right after the prior the loss may rise for a while
+        return None
+    first_loss, loss, first_found, found = _start_and_now(steps, evaluations)
+    if first_loss.beats(loss, LOSS_GAIN) and not found.beats(first_found, FOUND_GAIN):
+        return Verdict("learning rate too high", _in_words(steps, evaluations), TRY_LOWER)
     return None
 
 
-def _flat(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Verdict | None:
-    if len(evaluations) <= FLAT_EVALUATIONS:
+def _not_yet(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Verdict | None:
+    """Neither number beats its start beyond noise."""
+    first_loss, loss, first_found, found = _start_and_now(steps, evaluations)
+    if loss.beats(first_loss, LOSS_GAIN) or found.beats(first_found, FOUND_GAIN):
         return None
-    before, recent = evaluations[:-FLAT_EVALUATIONS], evaluations[-FLAT_EVALUATIONS:]
-    found = [max(line["instance_top1"] for line in part) for part in (before, recent)]
-    margins = [max(line["positive_cosine"] - line["hardest_negative_cosine"] for line in p) for p in (before, recent)]
-    epoch = recent[0]["epoch"]
-    losses = [[line["loss"] for line in steps if (line["epoch"] > epoch) is late] for late in (False, True)]
-    if not losses[0] or not losses[1]:
+    reasons, epoch = _in_words(steps, evaluations), steps[-1]["epoch"]
+    rising = steps[-1]["lr"] > steps[max(0, len(steps) - 1 - _tenth(steps))]["lr"]
+    if epoch < EARLY_EPOCHS or (rising and steps[-1]["lr"] >= max(line["lr"] for line in steps)):
+        return Verdict("too early", reasons, "the learning rate still rises" if rising else "")
+    return Verdict("not learning yet", reasons, "try a higher --lr or weaker views (--crop-min 0.3)")
+
+
+def _no_longer(
+    steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]], epochs: int | None
+) -> Verdict | None:
+    """Twice the epochs would bring nothing worth the time, by what the last two doublings brought."""
+    epoch, noise = steps[-1]["epoch"], _noise(steps)
+    if len(evaluations) < 5 or len(steps) < 8:
         return None
-    old_loss, new_loss = (min(_means(each, 3)) for each in losses)
-    still = (
-        found[1] > found[0] * (1 + FLAT) + 1e-3
-        or margins[1] > margins[0] + FLAT
-        or new_loss < old_loss - FLAT * abs(old_loss)
-    )
-    if still:
+    found = [_found(_near(evaluations, epoch * share)) for share in DOUBLINGS]
+    losses = [_loss(_near(steps, epoch * share), noise) for share in DOUBLINGS]
+    if _next_gain(*found) > FOUND_GAIN or _next_gain(*losses) > LOSS_GAIN:
         return None
-    reasons = f"in {FLAT_EVALUATIONS} evaluations fresh views that find their image went from {found[0]:.1%} to "
-    reasons += f"{found[1]:.1%}, the loss from {old_loss:.3f} to {new_loss:.3f}"
-    return Verdict("no longer improving: you can stop", reasons)
+    reasons = f"from epoch {epoch / 2:.0f} to {epoch:.0f} fresh views that find their image went from "
+    reasons += f"{found[1].value:.1%} to {found[2].value:.1%}"
+    is_over = epochs is not None and epoch >= epochs
+    return Verdict("no longer improving", reasons, "more epochs would bring little" if is_over else "you can stop")
 
 
-def _means(values: Sequence[float], num_parts: int) -> list[float]:
-    """Of equal parts; what is left over is one more."""
-    size = max(1, len(values) // num_parts)
-    return [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+def _near(lines: Sequence[dict[str, Any]], epoch: float) -> list[dict[str, Any]]:
+    """Those within a tenth of the run around an epoch, or the nearest one."""
+    width = 0.1 * lines[-1]["epoch"]
+    nearest = min(lines, key=lambda line: abs(line["epoch"] - epoch))
+    return [line for line in lines if abs(line["epoch"] - epoch) <= width] or [nearest]
 
 
-def _learning(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Verdict:
-    losses = _smooth(steps, "loss")
-    found = [line["instance_top1"] for line in evaluations]
-    reasons = f"loss {losses[0]:.3f} to {losses[-1]:.3f}, "
-    return Verdict("learning", reasons + f"fresh views that find their image {found[0]:.1%} to {found[-1]:.1%}")
+def _next_gain(quarter: Mean, half: Mean, now: Mean) -> float:
+    """What twice the epochs would bring, if gains go on shrinking as they did; nothing where there is only noise."""
+    before, gain = half.value - quarter.value, now.value - half.value
+    if not now.beats(half, 0.0, SOME_NOISE):
+        return 0.0
+    return gain * min(1.0, gain / before) if before > 0 else gain
+
+
+def _improving(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]], epochs: int | None) -> Verdict:
+    reasons = _in_words(steps, evaluations)
+    if epochs is None or steps[-1]["epoch"] < epochs:
+        return Verdict("learning", reasons)
+    return Verdict("still improving", reasons, f"go on with --resume --epochs {2 * epochs}")

@@ -19,6 +19,7 @@ from millionway.evaluation.health import health
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
 from millionway.evaluation.results import write_result
+from millionway.evaluation.thumbnails import picture_of, picture_of_view
 from millionway.model.encoder import EncoderSpec
 from millionway.model.encoder_file import save_encoder
 from millionway.parallel.collectives import all_gather, all_or_none
@@ -35,6 +36,7 @@ from millionway.train.state import State
 log = logging.getLogger("millionway")
 
 HEALTH_INSTANCES = 1024
+NUM_SAMPLES = 8
 
 
 def labeled_images(config: Pretrain, dataset: Dataset) -> Split | None:
@@ -94,6 +96,7 @@ class Monitor:
                 batch_top1=top1,
                 lr=lr,
                 images_per_second=round(speed, 1),
+                num_images=len(self.dataset.instance_ids),
                 peak_memory_bytes=peak_memory_bytes(),
             )
         return top1, speed
@@ -138,7 +141,7 @@ class Monitor:
         """By the first rank; the others wait."""
         if self.metrics is None:
             return
-        numbers = {**numbers, **dict(self.knn())}
+        numbers = {"num_images": len(self.dataset.instance_ids), **numbers, **dict(self.knn())}
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
         save_encoder(self.state.network.encoder, self.run / "encoder.safetensors", step=str(self.state.step))
         shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
@@ -146,7 +149,8 @@ class Monitor:
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
         log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, ", ".join(shown))
         if epoch:
-            log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, verdict(read_metrics(self.metrics.path)))
+            epochs = self.config.training.epochs
+            log.info("epoch %d/%d: %s", epoch, epochs, verdict(read_metrics(self.metrics.path), epochs))
 
     def knn(self) -> Iterator[tuple[str, float]]:
         """Nothing where there are no labels."""
@@ -186,6 +190,23 @@ class Monitor:
         rows = neighbors(self.dataset, ids, features, labels)
         summary, seconds = {"numbers": {"rows": rows}}, time.monotonic() - started
         write_result(self.run / "evaluation", "neighbors", summary, {}, [seed], seconds)
+
+    def write_samples(self) -> None:
+        """For the report: some images and two random views of each, as training sees them."""
+        seed, started = self.config.training.seed, time.monotonic()
+        ids = self._some("samples", NUM_SAMPLES)
+        keys = [randomness.key_of(seed, "samples", view) for view in (0, 1)]
+        made = view_batches(
+            self.dataset.store, [(keys, ids)], self.spec.image_size, self.device, **self.config.views.augmentation
+        )
+        views, read_ids = next(iter(made))
+        rows = []
+        for place, instance_id in enumerate(read_ids[: len(ids)].tolist()):
+            image = picture_of(self.dataset, instance_id)
+            if image is not None:
+                rows.append([image, *(picture_of_view(view, image["key"]) for view in views[place :: len(ids)])])
+        summary, seconds = {"numbers": {"rows": rows}}, time.monotonic() - started
+        write_result(self.run / "evaluation", "samples", summary, {}, [seed], seconds)
 
     def _some(self, purpose: str, at_most: int | None) -> Tensor:
         """Ids of some instances, the same whenever they are asked for."""

@@ -211,6 +211,7 @@ class _Run:
         with Interrupt() as self.interrupt:
             try:
                 if not resumed:
+                    on_first_rank(self.group, self.monitor.write_samples)
                     if self.config.resume and self.config.init_from is not None:
                         take_weights(self.state.network.encoder, self.config.init_from)
                     untrained = {f"random_{name}": value for name, value in self.monitor.knn()}
