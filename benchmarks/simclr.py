@@ -29,11 +29,11 @@ from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
 from millionway.files import write_whole
 from millionway.machine import describe_environment, num_cores
+from millionway.model.schedule import learning_rate
 from millionway.parallel.group import Group
 from millionway.settings.presets import preset
 from millionway.settings.pretrain import Pretrain, with_settings
 from millionway.studies import markdown
-from millionway.train.schedule import learning_rate
 from millionway.train.setup import build, resolve
 
 RESULTS = Path(__file__).parent / "results" / "simclr"

@@ -24,31 +24,31 @@ from torch import Tensor
 from millionway.data.batches import plain_batches
 from millionway.machine import num_cores
 from millionway.model.prior import PriorProgress, write_prior
-from millionway.studies.cells import run_cell
-from millionway.train.run import _Run
+from millionway.studies.cell_process import run_cell
+from millionway.train.loop import Loop
 from millionway.train.step import StepResult
 
 RESULTS = Path(__file__).parent / "results" / "stale_rows"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
-usual_step = _Run._step
+usual_step = Loop._step
 
 
-def rewritten(run: _Run, views: Tensor, instance_ids: Tensor) -> StepResult:
-    if run.state.step and run.state.step % run.steps_per_epoch == 0:
-        batches = run.sampler.pass_over_all()
-        size = run.sampler.batch_size
-        images = plain_batches(run.dataset.store, torch.cat(batches), run.spec.image_size, size, run.device)
-        write_prior("batch-bn", run.state.network, run.state.classifier, images, 1.0, PriorProgress())
-    return usual_step(run, views, instance_ids)
+def rewritten(loop: Loop, views: Tensor, instance_ids: Tensor) -> StepResult:
+    if loop.state.step and loop.state.step % loop.plan.steps_per_epoch == 0:
+        batches = loop.plan.sampler.pass_over_all()
+        size = loop.plan.sampler.batch_size
+        images = plain_batches(loop.dataset.store, torch.cat(batches), loop.spec.image_size, size, loop.device)
+        write_prior("batch-bn", loop.state.network, loop.state.classifier, images, 1.0, PriorProgress())
+    return usual_step(loop, views, instance_ids)
 
 
-def length_1(run: _Run, views: Tensor, instance_ids: Tensor) -> StepResult:
-    result = usual_step(run, views, instance_ids)
-    run.state.classifier.weight.copy_(F.normalize(run.state.classifier.weight))
+def length_1(loop: Loop, views: Tensor, instance_ids: Tensor) -> StepResult:
+    result = usual_step(loop, views, instance_ids)
+    loop.state.classifier.weight.copy_(F.normalize(loop.state.classifier.weight))
     return result
 
 
-CHANGES: dict[str, Callable[[_Run, Tensor, Tensor], StepResult]] = {"rewritten": rewritten, "length 1": length_1}
+CHANGES: dict[str, Callable[[Loop, Tensor, Tensor], StepResult]] = {"rewritten": rewritten, "length 1": length_1}
 
 
 def path_of(name: str) -> Path:
@@ -58,7 +58,7 @@ def path_of(name: str) -> Path:
 def measure(name: str, settings: dict) -> None:
     result = path_of(name)
     if not result.exists():
-        _Run._step = CHANGES[name]
+        Loop._step = CHANGES[name]
         run_cell(result.with_suffix(""), result, settings)
 
 

@@ -15,20 +15,18 @@ from presets import write_between_marks
 import millionway
 from millionway.console import messages
 from millionway.studies.cells import CellsFailed
-from millionway.train.run import Interrupted
+from millionway.train.stops import Interrupted
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "studies"
 SEEDS, EPOCHS = (1, 2, 3), (10,)
 # Learning rates by benchmarks/tuning.py; head, temperature and smoothing are the paper's.
 VALUES = {
-    "preset": "cifar10",
     "encoder": "narrow-resnet",
     "batch_size": 256,
     "lr": 0.06,
     "row_norm": 1.0,
     "row_lr": 50.0,
-    "max_images": 10_000,
     "eval_images": 5000,
 }
 PLAN = [
@@ -52,9 +50,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=sorted({study for _, study in PLAN}), help="studies to run")
     parser.add_argument("--cells", nargs="+", default=(), help="rows of the one study to run, by name")
     chosen = parser.parse_args()
+    fashion = {"image_size": 28, "mean": (0.286,) * 3, "std": (0.353,) * 3}
     data = {
-        "cifar10": {"data": str(chosen.cifar10 / "train"), "test_data": str(chosen.cifar10 / "test")},
-        "fashion-mnist": {"data": "fashion-mnist", "image_size": 28, "mean": (0.286,) * 3, "std": (0.353,) * 3},
+        "cifar10": {"data": str(chosen.cifar10 / "train"), "test_data": str(chosen.cifar10 / "test"), "set": VALUES},
+        "fashion-mnist": {"data": "fashion-mnist", "set": {**VALUES, **fashion}},
     }
     failed = []
     for name, study in PLAN:
@@ -69,7 +68,8 @@ def main() -> None:
                     epochs=EPOCHS,
                     jobs=chosen.jobs,
                     cells=chosen.cells,
-                    **VALUES,
+                    preset="cifar10",
+                    max_images=10_000,
                     **data[name],
                 )
         except CellsFailed as error:

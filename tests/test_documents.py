@@ -100,9 +100,7 @@ def test_imports_point_one_way(part: str) -> None:
         for module in imported_modules(path.read_text()) if path.exists() else []:
             names = module.split(".")
             if names[0] == "millionway":
-                assert len(names) > 1 or path.name == "cells.py", f"{path.name} imports the whole package"
-                if len(names) == 1:
-                    continue
+                assert len(names) > 1, f"{path.name} imports the whole package"
                 assert names[1] in ALLOWED[part], f"{path.name} imports {module}"
 
 

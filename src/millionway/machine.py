@@ -25,6 +25,13 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def prepare(device: str, threads: int | None) -> tuple[torch.device, int]:
+    """(device, threads) for a verb that computes; torch is told how many threads it has."""
+    num_threads = threads or num_cores()
+    torch.set_num_threads(num_threads)
+    return choose_device(device), num_threads
+
+
 def free_memory_bytes() -> int:
     """What programs can still get; Linux also gives back what it uses as cache."""
     try:

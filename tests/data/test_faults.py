@@ -20,7 +20,7 @@ from millionway.data import source as source_module
 from millionway.data.images import UnreadableImage
 from millionway.data.indexing import build_manifest
 from millionway.data.kinds.choose import open_source
-from millionway.train.run import RunStopped
+from millionway.train.stops import RunStopped
 
 NO_SUCH_PAGE = "/proc/self/mem"  # a regular file whose first byte is an input/output error
 
@@ -150,9 +150,9 @@ def test_many_failing_images_stop_a_run_that_can_go_on(photos: Path, tmp_path: P
         for name in names:
             (folder / name).rename(other / name)
 
-    from millionway.train import run as pretrain
+    from millionway.train.loop import Loop
 
-    step = pretrain._Run._step
+    step = Loop._step
 
     def step_and_hide(self, *args):
         if self.state.step == 7:
@@ -160,7 +160,7 @@ def test_many_failing_images_stop_a_run_that_can_go_on(photos: Path, tmp_path: P
         return step(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain._Run, "_step", step_and_hide)
+        patch.setattr(Loop, "_step", step_and_hide)
         with pytest.raises(RunStopped, match=r"images failed since the start: .*No such file.*--resume"):
             millionway.pretrain(photos, out, **settings)
     last = sorted(path.name for path in (out / "checkpoints").glob("step_*"))[-1]

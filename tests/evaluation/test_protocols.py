@@ -8,7 +8,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from millionway.data.dataset import open_dataset
 from millionway.evaluation.features import labeled_split
-from millionway.evaluation.health import effective_rank, health
+from millionway.evaluation.health import effective_rank, health_of_rows
 from millionway.evaluation.knn import knn, largest, votes
 from millionway.evaluation.linear import linear
 from millionway.evaluation.neighbors import neighbors
@@ -95,10 +95,10 @@ def test_folders_named_train_and_test_are_the_split(tmp_path, digit_folder) -> N
 def test_health_numbers_mean_what_they_say() -> None:
     classifier = InstanceClassifier(40, 8)
     ids = torch.arange(20)
-    perfect = dict(health(classifier, torch.randn(20, 8), classifier.weight[ids], ids))
+    perfect = dict(health_of_rows(classifier, torch.randn(20, 8), classifier.weight[ids], ids))
     assert perfect["instance_top1"] == perfect["instance_top5"] == 1.0
     assert perfect["positive_cosine"] == pytest.approx(1.0) and perfect["hardest_negative_cosine"] < 0.99
-    wrong = dict(health(classifier, torch.randn(20, 8), -classifier.weight[ids], ids))
+    wrong = dict(health_of_rows(classifier, torch.randn(20, 8), -classifier.weight[ids], ids))
     assert wrong["instance_top1"] == 0.0 and wrong["positive_cosine"] == pytest.approx(-1.0)
 
 

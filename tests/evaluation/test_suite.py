@@ -18,16 +18,17 @@ from millionway import randomness
 from millionway.cli import main
 from millionway.data.dataset import open_dataset
 from millionway.data.stores import FileStore
-from millionway.evaluation import feature_cache, protocols
+from millionway.evaluation import feature_cache
 from millionway.evaluation.feature_cache import FeatureCache
 from millionway.evaluation.features import labeled_split
 from millionway.evaluation.few_labels import draw
-from millionway.evaluation.linear import Fit, accuracy, choose_lr, fit, linear
+from millionway.evaluation.linear import Fit, _random_view_features, accuracy, choose_lr, fit, linear
 from millionway.evaluation.retrieval import retrieval
 from millionway.evaluation.subject import open_subject, state_hash
-from millionway.evaluation.work import Options, Work
+from millionway.evaluation.work import Images, Work
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
+from millionway.settings.evaluate import Evaluate
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -394,8 +395,10 @@ def test_labels_stay_with_their_images_when_some_vanish(encoder_file: Path, digi
     for instance in split.bank.instance_ids[1::7].tolist():
         (tmp_path / "data" / dataset.manifest.keys[instance]).unlink()
     subject = open_subject(encoder_file, None, None, None, 0)
-    work = Work(subject, split, 0, torch.device("cpu"), Options(augment=True, crop_min=1.0, flip=0.0))
-    features, labels = protocols._random_view_features(work, 0)
+    asked = Evaluate("linear", encoder_file, str(tmp_path / "data"), augment=True, crop_min=1.0, flip=0.0)
+    work = Work("linear", asked, Images.of(asked, 1), subject, 0, torch.device("cpu"))
+    work.__dict__["split"] = split
+    features, labels = _random_view_features(work, 0)
     assert len(features) == len(labels) == len(split.bank.labels)
     plain, plain_labels = work.features.bank, work.features.bank_labels
     nearest = torch.cdist(features, plain).argmin(dim=1)

@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_image
 
 import millionway
 from millionway.data.views import plain_boxes, resample
-from millionway.exporting.export import export, how_to_load
+from millionway.exporting.export import how_to_load
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
 
@@ -124,24 +124,24 @@ def test_timm_and_transformers_load_the_folder(tmp_path, name: str, size: int) -
 def test_what_timm_cannot_build_is_refused_with_what_can(tmp_path, name: str, stem) -> None:
     saved(tmp_path, name, stem, 32)
     with pytest.raises(ValueError, match=r"timm has no .* Use --format pt2 or onnx"):
-        export(tmp_path, tmp_path / "folder", "huggingface")
+        millionway.export(tmp_path, tmp_path / "folder", format="huggingface")
     assert not (tmp_path / "folder").exists()
 
 
 def test_bad_requests(tmp_path) -> None:
     saved(tmp_path, "narrow-resnet", "small", 32)
     with pytest.raises(ValueError, match="--format tflite: there are safetensors, torch, onnx"):
-        export(tmp_path, tmp_path / "x", "tflite")
+        millionway.export(tmp_path, tmp_path / "x", format="tflite")
     with pytest.raises(ValueError, match="--from-bytes is for --format onnx and pt2"):
-        export(tmp_path, tmp_path / "x", "torch", from_bytes=True)
+        millionway.export(tmp_path, tmp_path / "x", format="torch", from_bytes=True)
     (tmp_path / "x").touch()
     with pytest.raises(ValueError, match="exists already"):
-        export(tmp_path, tmp_path / "x", "onnx")
+        millionway.export(tmp_path, tmp_path / "x", format="onnx")
 
 
 def test_detectron2_finds_every_weight_under_its_own_name(tmp_path) -> None:
     encoder = saved(tmp_path, "torchvision/resnet50")
-    export(tmp_path / "encoder.safetensors", tmp_path / "r50.pkl", "detectron2")
+    millionway.export(tmp_path / "encoder.safetensors", tmp_path / "r50.pkl", format="detectron2")
     content = pickle.loads((tmp_path / "r50.pkl").read_bytes())
     arrays, state = content["model"], encoder.backbone.state_dict()
     norm = ("weight", "bias", "running_mean", "running_var")
@@ -161,13 +161,13 @@ def test_detectron2_finds_every_weight_under_its_own_name(tmp_path) -> None:
     assert "DEPTH = 50" in how_to_load(encoder.spec, tmp_path / "r50.pkl", "detectron2")
     saved(tmp_path, "torchvision/resnet18", "small", 32)
     with pytest.raises(ValueError, match="for ResNets with the standard stem"):
-        export(tmp_path / "encoder.safetensors", tmp_path / "small.pkl", "detectron2")
+        millionway.export(tmp_path / "encoder.safetensors", tmp_path / "small.pkl", format="detectron2")
 
 
 @pytest.mark.parametrize("format", ["safetensors", "torch"])
 def test_small_stem_loads_after_the_documented_change(tmp_path, format: str) -> None:
     encoder = saved(tmp_path, "torchvision/resnet18", "small", 32)
-    out = export(tmp_path, tmp_path / "weights", format)
+    out = millionway.export(tmp_path, tmp_path / "weights", format=format)
     names: dict = {}
     exec(how_to_load(encoder.spec, out, format), names)
     model = names["model"].eval()

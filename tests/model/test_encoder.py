@@ -4,9 +4,10 @@ import timm
 import torch
 import torchvision
 
-from millionway.model.encoder import EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.encoder import EncoderSpec, build_encoder, full_name
 from millionway.model.encoder_file import load_encoder, save_encoder
 from millionway.model.head import build_head
+from millionway.settings.resolve import choose_stem
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 

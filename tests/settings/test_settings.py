@@ -4,7 +4,10 @@ import pytest
 
 from millionway.settings import presets
 from millionway.settings import pretrain as config
-from millionway.settings.pretrain import Pretrain, check, flat, from_json, resolve, to_json, with_settings
+from millionway.settings.checks import flag
+from millionway.settings.pretrain import Pretrain, check, flat, with_settings
+from millionway.settings.resolve import Facts, resolve
+from millionway.settings.stored import from_json, to_json
 
 
 def defaults(**settings) -> Pretrain:
@@ -45,12 +48,12 @@ def test_unknown_setting_is_named() -> None:
     ],
 )
 def test_impossible_values_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=config.flag(name)):
+    with pytest.raises(ValueError, match=flag(name)):
         check(defaults(**{name: value}))
 
 
 def test_what_is_left_open_is_chosen() -> None:
-    laptop = resolve(defaults(), 20_000, None, has_gpu=False, num_cores=4)
+    laptop = resolve(defaults(), Facts(20_000, num_cores=4))
     assert flat(laptop) | {
         "encoder": "narrow-resnet",
         "image_size": 64,
@@ -61,7 +64,7 @@ def test_what_is_left_open_is_chosen() -> None:
         "threads": 4,
         "eval_every": 10,
     } == flat(laptop)
-    gpu = flat(resolve(defaults(epochs=50), 500, None, has_gpu=True, num_cores=4))
+    gpu = flat(resolve(defaults(epochs=50), Facts(500, has_gpu=True)))
     assert (gpu["encoder"], gpu["image_size"], gpu["batch_size"], gpu["hardest"]) == (
         "torchvision/resnet50",
         224,
@@ -69,21 +72,21 @@ def test_what_is_left_open_is_chosen() -> None:
         5,
     )
     assert gpu["warmup_epochs"] == 3
-    small = flat(resolve(defaults(epochs=10), 50, 32, has_gpu=False, num_cores=1))
+    small = flat(resolve(defaults(epochs=10), Facts(50, 32)))
     assert (small["image_size"], small["hardest"], small["warmup_epochs"]) == (32, 0, 1)
 
 
 def test_data_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        resolve(defaults(), 1, None, False, 1)
+        resolve(defaults(), Facts(1))
     with pytest.raises(ValueError, match=r"--batch-size 64 is larger than the data: 10 .*--batch-size 10"):
-        resolve(defaults(batch_size=64), 10, None, False, 1)
+        resolve(defaults(batch_size=64), Facts(10))
     with pytest.raises(ValueError, match="--hardest 10"):
-        resolve(defaults(hardest=10), 10, None, False, 1)
+        resolve(defaults(hardest=10), Facts(10))
 
 
 def test_the_papers_values() -> None:
-    paper = flat(resolve(presets.preset("imagenet1k"), 1_281_167, None, has_gpu=True, num_cores=8))
+    paper = flat(resolve(presets.preset("imagenet1k"), Facts(1_281_167, has_gpu=True)))
     expected = {
         "encoder": "torchvision/resnet50",
         "image_size": 224,
@@ -119,10 +122,10 @@ def test_unknown_preset_is_named() -> None:
 
 
 def test_every_process_has_two_images() -> None:
-    assert flat(resolve(defaults(), 100, None, False, 1, num_ranks=8))["batch_size"] == 16
+    assert flat(resolve(defaults(), Facts(100, num_ranks=8)))["batch_size"] == 16
     with pytest.raises(ValueError, match=r"leaves one image to each of 8 processes.*at least 16, or --sync-bn"):
-        resolve(defaults(batch_size=8), 100, None, False, 1, num_ranks=8)
-    assert flat(resolve(defaults(batch_size=8, sync_bn=True), 100, None, False, 1, num_ranks=8))["batch_size"] == 8
+        resolve(defaults(batch_size=8), Facts(100, num_ranks=8))
+    assert flat(resolve(defaults(batch_size=8, sync_bn=True), Facts(100, num_ranks=8)))["batch_size"] == 8
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from millionway.studies.similarity import prior_similarity
 from millionway.studies.study import _compare_base, _table
 from millionway.train.setup import build, resolve
 
-SMALL = {"max_images": 300, "batch_size": 64, "image_size": 16, "preset": "digits", "seeds": (1,), "epochs": (1,)}
+SET = {"batch_size": 64, "image_size": 16}
+SMALL = {"data": "digits", "preset": "digits", "max_images": 300, "seeds": (1,), "epochs": (1,), "set": SET}
 
 
 def test_the_grids_are_the_papers() -> None:
@@ -50,7 +51,7 @@ def test_studies_share_runs() -> None:
 
 @pytest.mark.slow
 def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
-    table = millionway.study("components", "digits", tmp_path, jobs=2, **SMALL)
+    table = millionway.study("components", out=tmp_path, jobs=2, **SMALL)
     text = table.read_text()
     assert all(row in text for row in ("MLP head + prior + smoothing", "linear head + prior + smoothing", "68.2"))
     assert (tmp_path / "components.svg").read_text().startswith("<?xml")
@@ -60,14 +61,14 @@ def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
     assert 0 < numbers["knn_200"] <= 1 and [point["epoch"] for point in numbers["curve"]] == [0, 1]
     assert not [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
 
-    millionway.study("instance-vs-semantic", "digits", tmp_path, **SMALL)
-    millionway.study("components", "digits", tmp_path, **SMALL)
+    millionway.study("instance-vs-semantic", out=tmp_path, **SMALL)
+    millionway.study("components", out=tmp_path, **SMALL)
     assert cells == {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").glob("*.json")}
     assert "correlation" in (tmp_path / "instance-vs-semantic.md").read_text()
-    again = millionway.study("components", "digits", tmp_path, cells=["MLP head"], **SMALL)
+    again = millionway.study("components", out=tmp_path, cells=["MLP head"], **SMALL)
     assert again.read_text() == text  # a row that was not asked for stays
     with pytest.raises(ValueError, match=r"other settings: --lr was 0\.06, now 0\.5"):
-        millionway.study("components", "digits", tmp_path, lr=0.5, **SMALL)
+        millionway.study("components", out=tmp_path, **{**SMALL, "set": {**SET, "lr": 0.5}})
 
 
 @pytest.mark.slow
@@ -95,7 +96,7 @@ def _text(path: Path) -> str:
 
 
 def test_similarity_of_rows_before_training(tmp_path: Path) -> None:
-    table = millionway.study("prior-similarity", "digits", tmp_path, **SMALL)
+    table = millionway.study("prior-similarity", out=tmp_path, **SMALL)
     numbers = json.loads((tmp_path / "prior-similarity.json").read_text())["numbers"]
     for prior in ("fixed-bn", "batch-bn", "running-bn"):
         assert numbers[prior]["1"]["gap"] > 0.0
@@ -260,7 +261,7 @@ def test_views_of_fixed_bn_see_its_initial_statistics() -> None:
 @pytest.mark.slow
 def test_what_is_finished_is_written_though_a_run_fails(tmp_path: Path) -> None:
     """Also without a commit, as from a wheel."""
-    millionway.study("components", "digits", tmp_path, cells=["MLP head"], **SMALL)
+    millionway.study("components", out=tmp_path, cells=["MLP head"], **SMALL)
     for path in (tmp_path / "cells").iterdir():
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "environment": {**stored["environment"], "commit": None}}))
@@ -268,14 +269,14 @@ def test_what_is_finished_is_written_though_a_run_fails(tmp_path: Path) -> None:
     blocked.parent.mkdir(exist_ok=True)
     blocked.write_text("in the way")
     with pytest.raises(RuntimeError, match=r"1 of 2 runs failed"):
-        millionway.study("components", "digits", tmp_path, cells=["MLP head", "MLP head + prior"], **SMALL)
+        millionway.study("components", out=tmp_path, cells=["MLP head", "MLP head + prior"], **SMALL)
     assert "| MLP head |" in (tmp_path / "components.md").read_text()
 
 
 @pytest.mark.slow
 def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"2 of 2 runs failed.*lower --lr"):
-        millionway.study("instance-vs-semantic", "digits", tmp_path, lr=1e20, row_lr=1e18, **SMALL)
+        millionway.study("instance-vs-semantic", out=tmp_path, **{**SMALL, "set": {**SET, "lr": 1e20, "row_lr": 1e18}})
 
 
 def test_the_study_of_views_takes_as_many_in_all_and_in_a_step() -> None:
@@ -299,8 +300,8 @@ def test_rows_of_different_numbers_of_views_share_an_axis(tmp_path: Path) -> Non
 
 
 def test_the_study_of_views_runs(tmp_path: Path) -> None:
-    millionway.study("views", data="digits", out=tmp_path, cells=("1 view", "2 views"), **SMALL)
+    millionway.study("views", out=tmp_path, cells=("1 view", "2 views"), **SMALL)
     text = (tmp_path / "views.md").read_text()
     assert "| 1 view - 2 views | undecided (one seed) | undecided (one seed) |" in text and "paper" not in text
     with pytest.raises(ValueError, match=r"--set num_views: the study itself chooses it"):
-        millionway.study("views", data="digits", out=tmp_path, num_views=4, **SMALL)
+        millionway.study("views", out=tmp_path, **{**SMALL, "set": {**SET, "num_views": 4}})

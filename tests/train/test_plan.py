@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import millionway
-from millionway.train.plan import number
+from millionway.settings.quantities import number
 
 STEPS = """
 import json, sys, torch

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import millionway
 from millionway.reporting.metrics import read_metrics
-from millionway.train import run as pretrain
+from millionway.train import loop as pretrain
 
 SETTINGS = {"epochs": 1, "batch_size": 16, "image_size": 16, "eval_every": 1, "threads": 1}
 

@@ -11,9 +11,10 @@ import millionway
 from millionway.cli import main
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
-from millionway.settings.pretrain import Pretrain, flag, with_settings
-from millionway.train.run import RunStopped
-from millionway.train.setup import check_resume, run_config
+from millionway.settings.checks import flag
+from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.stored import check_resume, run_settings
+from millionway.train.stops import RunStopped
 
 SETTINGS = {"epochs": 2, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}
 
@@ -105,7 +106,7 @@ def test_images_that_have_moved_are_found_later(digit_folder: Path, tmp_path: Pa
     (tmp_path / "before").rename(tmp_path / "after")
     millionway.pretrain(tmp_path / "after", run, resume=True)
     assert millionway.evaluate("knn", run)["knn_20"] > 0.2
-    assert not run_config(run).resume
+    assert not run_settings(run).resume
 
 
 def test_rows_that_overflow_are_a_divergence(digit_folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from millionway.data.manifest import Manifest, difference
 from millionway.data.readers import Progress
 from millionway.data.source import Labels, Part, Source
 from millionway.data.stores import Store, open_store
-from millionway.settings.checks import Duplicates
+from millionway.settings.pretrain import Duplicates
 
 log = logging.getLogger("millionway")
 

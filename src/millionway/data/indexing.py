@@ -18,7 +18,7 @@ from millionway.data.images import UnreadableImage, decode_with_mode, is_near_em
 from millionway.data.manifest import COPY, REMOVED, SCHEMA, Manifest, hash_of
 from millionway.data.readers import Progress, in_calls
 from millionway.data.source import Keys, Source
-from millionway.settings.checks import Duplicates
+from millionway.settings.pretrain import Duplicates
 
 log = logging.getLogger("millionway")
 

@@ -9,44 +9,36 @@ from pathlib import Path
 
 import torch
 
+from millionway.console import track
 from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_dataset
 from millionway.data.images import UnreadableImage
 from millionway.data.packed import pack
-from millionway.data.readers import Progress, in_order
+from millionway.data.readers import in_order
 from millionway.data.stores import FileStore, Store
+from millionway.machine import prepare
+from millionway.settings.bench import Bench
+from millionway.settings.pretrain import Views
 
 NUM_IMAGES = 2048
 BATCH_SIZE = 64
 SECONDS = 5.0
 
 
-def measure(
-    data: str,
-    image_size: int | None,
-    augmentation: dict[str, float],
-    device: torch.device,
-    num_threads: int,
-    *,
-    data_root: Path | None = None,
-    progress: Progress | None = None,
-) -> dict[str, float]:
-    """Images per second of reading, of two views each, and of those with --cache.
-
-    image_size: by default that of small images, else 224.
-    """
-    dataset = open_dataset(
-        data, data_root, max_images=NUM_IMAGES, num_threads=num_threads, max_unreadable=1.0, progress=progress
-    )
-    size = image_size or dataset.small_side() or 224
-    views = partial(_views, dataset, image_size=size, device=device, augmentation=augmentation)
+def measure(asked: Bench) -> dict[str, float]:
+    """Images per second of reading, of two views each, and of those with --cache."""
+    device, num_threads = prepare("auto", asked.threads)
+    how = {"num_threads": num_threads, "max_unreadable": 1.0, "progress": track}
+    dataset = open_dataset(asked.data, asked.data_root, max_images=NUM_IMAGES, **how)
+    size = asked.image_size or dataset.small_side() or 224
+    views = partial(_views, dataset, image_size=size, device=device, augmentation=Views().augmentation)
     speeds = {}
     if isinstance(dataset.store, FileStore):
         speeds["read"] = _rate(_read(dataset, num_threads))
     speeds["views"] = _rate(views(dataset.store))
     if isinstance(dataset.store, FileStore):
         with tempfile.TemporaryDirectory() as folder, suppress(ValueError):  # where it does not fit, it is left out
-            store = pack(dataset.source, dataset.manifest, size, num_threads, progress, Path(folder))
+            store = pack(dataset.source, dataset.manifest, size, num_threads, track, Path(folder))
             speeds["views with --cache"] = _rate(views(store))
             store.close()
     dataset.store.close()

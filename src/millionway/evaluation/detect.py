@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from millionway import randomness
+from millionway.console import track
 from millionway.data.images import UnreadableImage, decode
 from millionway.data.readers import Progress, in_order
 from millionway.evaluation.boxes import BoxedImage, BoxedSet
+from millionway.evaluation.work import Work
 from millionway.model.encoder import Encoder
 
 BATCH_SIZE = 16
@@ -45,6 +47,21 @@ class Recipe:
     batch_size: int
     lr: float
     weight_decay: float = WEIGHT_DECAY
+
+
+def score(work: Work) -> Iterator[tuple[str, float]]:
+    """Train a detector on one split, and score it on the other."""
+    asked, num_threads = work.asked, work.images.num_threads
+    train_set, test_set = work.images.boxes
+    batch_size = asked.batch_size or BATCH_SIZE
+    lr = asked.lr or LR * batch_size / BATCH_SIZE
+    decay = WEIGHT_DECAY if asked.weight_decay is None else asked.weight_decay
+    recipe = Recipe(asked.detector, asked.detect_size, asked.iterations, batch_size, lr, decay)
+    check(train_set, test_set, num_threads, track)
+    work.used |= {"splits": [asked.train_split, asked.test_split], "classes": train_set.names, **vars(recipe)}
+    work.used |= {"num_train": len(train_set.images), "num_test": len(test_set.images)}
+    how: dict[str, Any] = {"device": work.device, "num_threads": num_threads, "progress": track}
+    yield from detect(work.subject.encoder, train_set, test_set, recipe, work.out, seed=work.seed, **how)
 
 
 def build_detector(encoder: Encoder, num_labels: int, recipe: Recipe) -> nn.Module:
@@ -232,7 +249,7 @@ def ground_truth(boxed: BoxedSet) -> dict[str, Any]:
     return {"info": {}, "images": images, "annotations": annotations, "categories": categories}
 
 
-def score(truth: dict[str, Any], found: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
+def average_precision(truth: dict[str, Any], found: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
     """AP over IoU 0.5 to 0.95, at 0.5 and at 0.75, by pycocotools."""
     if not found:
         yield from (("AP", 0.0), ("AP50", 0.0), ("AP75", 0.0))
@@ -281,4 +298,4 @@ def detect(
         (out / "detect").mkdir(parents=True, exist_ok=True)
         (out / "detect" / f"detections_{seed}.json").write_text(json.dumps(found))
         (out / "detect" / "boxes.json").write_text(json.dumps(truth))
-    yield from score(truth, found)
+    yield from average_precision(truth, found)

@@ -6,39 +6,33 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-import torch
 
+from millionway.console import track
 from millionway.data.dataset import open_dataset
-from millionway.data.readers import Progress
 from millionway.evaluation.features import extract
 from millionway.files import check_new, replacing, write_whole
+from millionway.machine import prepare
 from millionway.model.encoder_file import load_encoder
+from millionway.settings.embed import Embed
 
 
-def embed(
-    run: Path,
-    data: str,
-    out: Path,
-    *,
-    data_root: Path | None = None,
-    max_unreadable: float = 0.01,
-    num_threads: int = 2,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> Path:
+def embed(asked: Embed) -> Path:
     """One row per readable image, in the order of the keys.
 
     .parquet: columns key, label (if there are any) and feature. .npy: [images, features] float32, keys in .keys.json.
     """
+    out = asked.out
     if out.suffix not in (".parquet", ".npy"):
         raise ValueError(f"--out {out}: the name must end in .parquet or .npy")
     check_new(out)
     if out.suffix == ".npy":
         check_new(out.with_suffix(".keys.json"))
-    encoder = load_encoder(run).to(device)
-    dataset = open_dataset(data, data_root, num_threads=num_threads, max_unreadable=max_unreadable, progress=progress)
+    device, num_threads = prepare(asked.device, asked.threads)
+    encoder = load_encoder(asked.run).to(device)
+    how = {"num_threads": num_threads, "max_unreadable": asked.max_unreadable, "progress": track}
+    dataset = open_dataset(asked.data, asked.data_root, **how)
     size = encoder.spec.image_size
-    features, ids = extract(encoder, dataset, dataset.instance_ids, size, device, progress)
+    features, ids = extract(encoder, dataset, dataset.instance_ids, size, device, track)
     features = features.numpy().astype(np.float32)
     keys = [dataset.manifest.keys[index] for index in ids.tolist()]
     if out.suffix == ".npy":

@@ -1,7 +1,6 @@
 """Training of the whole encoder with labels: what few-labels and finetune share."""
 
 import copy
-import math
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from millionway import randomness
+from millionway.console import track
 from millionway.data.batches import plain_batches, view_batches
 from millionway.evaluation.features import Labeled
-from millionway.evaluation.work import Progress, Work
+from millionway.evaluation.work import Work
+from millionway.model.schedule import learning_rate
 
 MOMENTUM = 0.9
 EVAL_BATCH = 256
@@ -81,15 +82,11 @@ def _train(work: Work, part: Labeled, recipe: Recipe, what: str) -> Classified:
         batches,
         encoder.spec.image_size,
         work.device,
-        crop_min=recipe.crop_min,
-        flip=recipe.flip,
-        jitter=0.0,
-        grayscale=0.0,
-        blur=0.0,
+        **work.asked.crops,
     )
-    for step, (images, read_ids) in enumerate(_tracked(views, num_steps, what, work.progress)):
+    for step, (images, read_ids) in enumerate(track(views, num_steps, what)):
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+            group["lr"] = learning_rate(step, num_steps, 0, group["peak"])
         loss = F.cross_entropy(model(images).float(), part.labels_of(read_ids.cpu()).to(work.device))
         if not bool(torch.isfinite(loss)):
             raise ValueError(f"{what}: the loss is not finite at step {step + 1}; use a lower --lr")
@@ -103,10 +100,6 @@ def _batches(ids: Tensor, size: int, num: int, seed: int, what: str, epoch: int)
     """Full batches of an epoch: BN should not see a batch of one."""
     order = torch.randperm(len(ids), generator=randomness.generator(seed, what, epoch))
     return [ids[order[n * size : (n + 1) * size]] for n in range(num)]
-
-
-def _tracked(items, total: int, what: str, progress: Progress | None):
-    return items if progress is None else progress(items, total, what)
 
 
 @torch.no_grad()

@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from millionway import randomness
-from millionway.data.batches import plain_batches
+from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import Dataset
 from millionway.data.readers import Progress
 from millionway.data.source import Labels
+from millionway.model.encoder import Encoder
 
-HELD_OUT = 0.2  # share of each class that asks, where the data has no test split; the rest answers
+HELD_OUT = 0.2  # share of each class that are queries, where the data has no test split
 BATCH_SIZE = 256
 
 
@@ -39,7 +41,7 @@ class Labeled:
 
 @dataclass(frozen=True)
 class Split:
-    """Two disjoint labeled parts: the bank answers, the queries ask."""
+    """Two disjoint labeled parts: the queries are compared with the bank."""
 
     bank: Labeled
     queries: Labeled
@@ -60,7 +62,7 @@ def no_labels(what: str, data: str) -> ValueError:
 
 
 def labeled_split(train: Dataset, test: Dataset | None, seed: int, max_images: int | None = None) -> Split | None:
-    """Bank and queries; None if one of them is empty. Without a test split a seeded fifth of each class asks."""
+    """Bank and queries; None if one is empty. Without a test split the queries are a seeded fifth of each class."""
     if train.labels is None or (test is not None and test.labels is None):
         return None
     names = train.labels.names
@@ -88,13 +90,13 @@ def _labeled_ids(dataset: Dataset) -> np.ndarray:
 def _cut(ids: np.ndarray, labels: Labels, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(bank, queries): by the source's own test split, else a fifth of each class, drawn by the seed."""
     if labels.is_test is not None:
-        asks = labels.is_test[ids]
+        is_query = labels.is_test[ids]
     else:
         key = randomness.key_of(seed, "held-out")
-        asks = draw_of_each(
+        is_query = draw_of_each(
             torch.from_numpy(labels.ids[ids]), torch.from_numpy(ids), key, lambda label, num: round(HELD_OUT * num)
         ).numpy()
-    return ids[~asks], ids[asks]
+    return ids[~is_query], ids[is_query]
 
 
 def draw_of_each(labels: Tensor, ids: Tensor, key: int, how_many: Callable[[int, int], int]) -> Tensor:
@@ -145,11 +147,46 @@ def extract(
     return torch.cat([features for features, _ in parts]), torch.cat([ids for _, ids in parts])
 
 
+class Features(NamedTuple):
+    """[images, features] and [images], on the CPU."""
+
+    bank: Tensor
+    bank_labels: Tensor
+    queries: Tensor
+    query_labels: Tensor
+
+
+Extract = Callable[[nn.Module, Dataset, Tensor, int, torch.device], tuple[Tensor, Tensor]]
+
+
 def extract_split(
-    encoder: nn.Module, split: Split, image_size: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(features of the bank, its labels, features of the queries, their labels)"""
-    bank, queries = split.bank, split.queries
-    bank_features, bank_ids = extract(encoder, bank.dataset, bank.instance_ids, image_size, device)
-    features, ids = extract(encoder, queries.dataset, queries.instance_ids, image_size, device)
-    return bank_features, bank.labels_of(bank_ids), features, queries.labels_of(ids)
+    encoder: nn.Module, split: Split, image_size: int, device: torch.device, extract: Extract = extract
+) -> Features:
+    """extract: another way to the features of some images than to compute them."""
+    parts = []
+    for part in (split.bank, split.queries):
+        features, ids = extract(encoder, part.dataset, part.instance_ids, image_size, device)
+        parts += [features, part.labels_of(ids)]
+    return Features(*parts)
+
+
+@torch.no_grad()
+def encode_views(
+    encoder: Encoder,
+    dataset: Dataset,
+    instance_ids: Tensor,
+    keys: list[int],
+    device: torch.device,
+    augmentation: dict[str, float],
+) -> tuple[list[Tensor], Tensor]:
+    """(features of random views, one tensor for each key, instance ids), on the CPU, encoder in eval mode.
+
+    Another image takes the place of one that cannot be read, with its own id.
+    """
+    was_training = encoder.training
+    encoder.eval()
+    batches = [(keys, ids) for ids in instance_ids.split(BATCH_SIZE)]
+    views = view_batches(dataset.store, batches, encoder.spec.image_size, device, **augmentation)
+    parts = [(encoder(images).float().cpu().chunk(len(keys)), read_ids.cpu()) for images, read_ids in views]
+    encoder.train(was_training)
+    return [torch.cat(each) for each in zip(*(features for features, _ in parts))], torch.cat([i for _, i in parts])

@@ -17,9 +17,9 @@ BATCH_SIZE = 256
 MIN_STEPS = 100  # small sets get more epochs, or nothing would move
 
 
-def few_labels(work: Work) -> Iterator[tuple[str, float]]:
+def score(work: Work) -> Iterator[tuple[str, float]]:
     """few_labels_SHARE_top1, _top5 for each share of the labels, or few_labels_NUMBER for so many of each class."""
-    options, bank = work.options, work.split.bank
+    options, bank = work.asked, work.split.bank
     subsets = {}
     if options.per_class is not None:
         subsets[f"{options.per_class}_each"] = draw(
@@ -54,7 +54,7 @@ def draw(
 
 
 def _recipe(work: Work, num_images: int, share: float) -> Recipe:
-    options, many = work.options, share >= MANY
+    options, many = work.asked, share >= MANY
     batch_size = options.batch_size or max(2, min(BATCH_SIZE, num_images // 4))
     steps_per_epoch = max(1, num_images // batch_size)
     return Recipe(

@@ -11,9 +11,9 @@ LR = 0.05  # at batch 128, for encoder and classifier alike; smaller batches sca
 WEIGHT_DECAY = 1e-4
 
 
-def finetune(work: Work) -> Iterator[tuple[str, float]]:
+def score(work: Work) -> Iterator[tuple[str, float]]:
     """finetune_top1, and _top5 where there are more than five labels."""
-    options, bank = work.options, work.split.bank
+    options, bank = work.asked, work.split.bank
     batch_size = options.batch_size or max(2, min(BATCH_SIZE, len(bank.labels) // 8))
     lr = options.lr or LR * batch_size / BATCH_SIZE
     recipe = Recipe(

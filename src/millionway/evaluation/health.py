@@ -7,12 +7,42 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from millionway import randomness
+from millionway.evaluation.features import encode_views
+from millionway.evaluation.work import Work
 from millionway.model.classifier import InstanceClassifier
 from millionway.parallel.collectives import all_gather_together
+from millionway.reporting.metrics import read_metrics
+from millionway.reporting.verdict import verdict
+from millionway.settings.stored import run_settings
+
+NUM_IMAGES = 2048
+OF_THE_RUN = ("instance_top1", "instance_top5", "positive_cosine", "hardest_negative_cosine")
+
+
+def score(work: Work) -> Iterator[tuple[str, float]]:
+    """From two random views of up to 2,048 images; a run's last evaluation adds how its rows know its own images."""
+    dataset, run = work.images.train, work.subject.run
+    config = run_settings(run) if run is not None and (run / "config.json").is_file() else None
+    augmentation = work.asked.crops if config is None else config.views.augmentation
+    work.used |= {"views_of_images": NUM_IMAGES, "views": augmentation}
+    order = torch.randperm(len(dataset.instance_ids), generator=randomness.generator(work.seed, "health"))
+    ids = dataset.instance_ids[order[:NUM_IMAGES]]
+    keys = [randomness.key_of(work.seed, "health", view) for view in (0, 1)]
+    (one, other), _ = encode_views(work.subject.encoder, dataset, ids, keys, work.device, augmentation)
+    yield "effective_rank", effective_rank(one)
+    yield "alignment", alignment(one, other)
+    yield "uniformity", uniformity(one)
+    if run is not None:
+        lines = read_metrics(run / "metrics.jsonl")
+        work.words["verdict"] = str(verdict(lines, config and config.training.epochs))
+        evaluations = [line for line in lines if line["kind"] == "evaluation"]
+        if evaluations and work.images.manifest is not None:
+            yield from ((name, evaluations[-1][name]) for name in OF_THE_RUN)
 
 
 @torch.no_grad()
-def health(
+def health_of_rows(
     classifier: InstanceClassifier,
     features: Float[Tensor, "views features"],
     embeddings: Float[Tensor, "views dim"],

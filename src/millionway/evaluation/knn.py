@@ -9,12 +9,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from millionway.evaluation.work import Work
 from millionway.model.threads import on_each
 
 NEIGHBORS = (20, 200)
 TEMPERATURE = 0.1
 SCORES_AT_ONCE = 25_000_000  # by each worker: 100 MB
 GROUP = 8
+
+
+def score(work: Work) -> Iterator[tuple[str, float]]:
+    num_bank = len(work.split.bank.labels)
+    work.used.update(k=[min(k, num_bank) for k in NEIGHBORS], temperature=TEMPERATURE)
+    yield from knn(*work.features)
 
 
 def knn(

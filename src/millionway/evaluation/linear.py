@@ -1,6 +1,5 @@
 """Linear classifier on frozen features: L2-normalized, SGD, cosine, no weight decay (the paper's settings)."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -10,8 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway import randomness
+from millionway.console import track
 from millionway.data.readers import Progress
-from millionway.evaluation.features import draw_of_each
+from millionway.evaluation.features import draw_of_each, encode_views
+from millionway.evaluation.work import Work
+from millionway.model.schedule import learning_rate
 
 BATCH_SIZE = 2048
 LR = 40.0  # at batch 2048; smaller batches scale it linearly
@@ -41,6 +43,28 @@ class Fit:
         """The paper's values where nothing is given."""
         size = batch_size or max(1, min(BATCH_SIZE, num // MIN_STEPS_PER_EPOCH))
         return Fit(epochs or 100, min(size, num), lr or LR * size / BATCH_SIZE, weight_decay or 0.0)
+
+
+def score(work: Work) -> Iterator[tuple[str, float]]:
+    features, asked = work.features, work.asked
+    how = Fit.for_images(len(features.bank), asked.epochs, asked.batch_size, asked.lr, asked.weight_decay)
+    if asked.sweep:
+        lr, reached = choose_lr(features.bank, features.bank_labels, how, work.seed, track)
+        work.used["accuracy_on_held_out_by_lr"] = reached
+        how = replace(how, lr=lr)
+    work.used.update(vars(how), momentum=MOMENTUM, augment=asked.augment)
+    of_epoch = (lambda epoch: _random_view_features(work, epoch)) if asked.augment else None
+    yield from linear(*features, work.seed, how, of_epoch, track)
+
+
+def _random_view_features(work: Work, epoch: int) -> tuple[Tensor, Tensor]:
+    """(features, labels) of one random crop, perhaps mirrored, of every training image."""
+    bank = work.split.bank
+    keys = [randomness.key_of(work.seed, "linear view", epoch)]
+    (features,), ids = encode_views(
+        work.subject.encoder, bank.dataset, bank.instance_ids, keys, work.device, work.asked.crops
+    )
+    return features, bank.labels_of(ids)
 
 
 def linear(
@@ -113,8 +137,7 @@ def fit(
             features, unit = now, F.normalize(now)
         order = torch.randperm(len(labels), generator=randomness.generator(seed, "linear", epoch))
         for step in range(steps_per_epoch):
-            done = (epoch * steps_per_epoch + step) / (how.epochs * steps_per_epoch)
-            lr = how.lr * 0.5 * (1 + math.cos(math.pi * done))
+            lr = learning_rate(epoch * steps_per_epoch + step, how.epochs * steps_per_epoch, 0, how.lr)
             chosen = order[step * how.batch_size : (step + 1) * how.batch_size]
             x = torch.index_select(unit, 0, chosen)
             error = torch.addmm(bias, x, weight.T).softmax(dim=1)  # [batch, labels]

@@ -7,33 +7,40 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-RANKS = (1, 5, 10)
+from millionway.evaluation.work import Work
+
+TOP = (1, 5, 10)
 BLOCK_QUERIES = 512
+
+
+def score(work: Work) -> Iterator[tuple[str, float]]:
+    """Among the queries: those of a test split were not trained on."""
+    yield from retrieval(work.features.queries, work.features.query_labels)
 
 
 def retrieval(
     features: Float[Tensor, "images features"], labels: Int[Tensor, " images"]
 ) -> Iterator[tuple[str, float]]:
-    """Every image asks all others, by cosine. Images that are alone in their class do not ask.
+    """Every image is a query among all others, by cosine. Images that are alone in their class are none.
 
     retrieval_top_n: one of the n nearest is of the same class. retrieval_map: mean over queries of average precision.
     """
     unit = F.normalize(features)
     counts = torch.bincount(labels)
-    asking = (counts[labels] > 1).nonzero()[:, 0]
-    if len(asking) == 0:
+    queries = (counts[labels] > 1).nonzero()[:, 0]
+    if len(queries) == 0:
         raise ValueError("retrieval needs two images of a class, and every class has only one")
-    hits, precision = torch.zeros(len(RANKS)), 0.0
+    hits, precision = torch.zeros(len(TOP)), 0.0
     places = torch.arange(1, len(unit), dtype=torch.float64)
-    for block in asking.split(BLOCK_QUERIES):
+    for block in queries.split(BLOCK_QUERIES):
         cosines = unit[block] @ unit.T
         cosines[torch.arange(len(block)), block] = -torch.inf  # itself comes last
         order = cosines.argsort(dim=1, descending=True, stable=True)[:, :-1]
         same = labels[order] == labels[block][:, None]  # [block, others]
-        hits += torch.stack([same[:, :rank].any(dim=1).float().sum() for rank in RANKS])
+        hits += torch.stack([same[:, :top].any(dim=1).float().sum() for top in TOP])
         found = same.cumsum(dim=1)
         average = (found.double() / places * same).sum(dim=1) / (counts[labels[block]] - 1)
         precision += float(average.sum())
-    for rank, hit in zip(RANKS, hits.tolist()):
-        yield f"retrieval_top{rank}", hit / len(asking)
-    yield "retrieval_map", precision / len(asking)
+    for top, hit in zip(TOP, hits.tolist()):
+        yield f"retrieval_top{top}", hit / len(queries)
+    yield "retrieval_map", precision / len(queries)

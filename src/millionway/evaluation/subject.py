@@ -12,9 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from millionway.model.encoder import PLAIN_RESNETS, Encoder, EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, full_name
 from millionway.model.encoder_file import load_encoder
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
+from millionway.settings.resolve import PLAIN_RESNETS, choose_stem
 
 WRAPPERS = ("state_dict", "model", "model_state", "teacher", "student")
 PREFIXES = ("", "module.", "backbone.", "encoder.", "encoder_q.", "model.", "base_encoder.", "resnet.", "trunk.")

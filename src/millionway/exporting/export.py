@@ -2,7 +2,6 @@
 
 import logging
 from pathlib import Path
-from typing import Literal, get_args
 
 from millionway.exporting.detectron2 import check_detectron2, how_to_load_in_detectron2, write_detectron2
 from millionway.exporting.model_card import how_to_load_folder
@@ -13,26 +12,25 @@ from millionway.exporting.weights import how_to_load_weights, write_safetensors,
 from millionway.files import check_new
 from millionway.model.encoder import EncoderSpec
 from millionway.model.encoder_file import encoder_path, load_encoder, read_encoder_file
+from millionway.settings.export import Export
 
 log = logging.getLogger("millionway")
 
-Format = Literal["safetensors", "torch", "onnx", "pt2", "timm", "huggingface", "detectron2"]
 GRAPHS = ("onnx", "pt2")
 FOLDERS = ("timm", "huggingface")
 
 
-def export(run: Path, out: Path, format: str = "safetensors", from_bytes: bool = False) -> Path:
+def export(asked: Export) -> Path:
     """Write the encoder; returns the file or folder.
 
     safetensors, torch: weights under the names of the encoder's own library, without the last layer. onnx, pt2: the
     whole network in one file, which needs no library of models; with `from_bytes` it takes RGB bytes of any size. timm,
     huggingface: a folder with a model card, for timm and transformers alike.
     """
-    if format not in get_args(Format):
-        raise ValueError(f"--format {format}: there are {', '.join(get_args(Format))}")
+    out, format, from_bytes = asked.out, asked.format, asked.from_bytes
     if from_bytes and format not in GRAPHS:
         raise ValueError(f"--from-bytes is for --format {' and '.join(GRAPHS)}; {format} holds weights alone")
-    source = encoder_path(run)
+    source = encoder_path(asked.run)
     spec, state = read_encoder_file(source)
     if format == "detectron2":
         check_detectron2(spec, out)
@@ -47,7 +45,7 @@ def export(run: Path, out: Path, format: str = "safetensors", from_bytes: bool =
     elif format == "detectron2":
         write_detectron2(state, out)
     elif format in FOLDERS:
-        write_timm_folder(spec, state, run, out, format)
+        write_timm_folder(spec, state, asked.run, out, format)
     else:
         write = {"onnx": write_onnx, "pt2": write_program}[format]
         off = write(load_encoder(source), out, from_bytes)

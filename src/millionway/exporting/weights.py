@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from millionway.files import replacing, write_whole
-from millionway.model.encoder import PLAIN_RESNETS, EncoderSpec
+from millionway.model.encoder import EncoderSpec
+from millionway.settings.resolve import PLAIN_RESNETS
 
 
 def write_safetensors(source: Path, out: Path) -> None:

@@ -1,6 +1,5 @@
 """Views -> features. Backbones of torchvision and timm by name, and a narrow ResNet for work on a CPU."""
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +10,6 @@ from torchvision.models.resnet import BasicBlock
 
 from millionway import randomness
 from millionway.settings.checks import suggest
-
-SMALL_IMAGE = 64  # up to this side the small stem is chosen
-PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"
 
 
 @dataclass(frozen=True)
@@ -111,15 +107,6 @@ def full_name(name: str) -> str:
         return f"timm/{short}"
     known = ["narrow-resnet", *known_torchvision, *timm.list_models()]
     raise ValueError(f"--encoder {name}: no such encoder. {suggest(short, known, 3)}")
-
-
-def choose_stem(name: str, stem: str, image_size: int) -> Literal["standard", "small"]:
-    """What `auto` means: the small stem for images up to 64 px, where the encoder is a ResNet."""
-    if stem == "auto":
-        is_resnet = name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
-        return "small" if image_size <= SMALL_IMAGE and is_resnet else "standard"
-    assert stem in ("standard", "small")
-    return stem
 
 
 def build_encoder(spec: EncoderSpec, seed: int = 0) -> Encoder:

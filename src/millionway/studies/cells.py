@@ -6,7 +6,6 @@ OUT/runs/LABEL_sSEED/      a run that is not finished; it goes on when the study
 """
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from millionway.console import Interrupt
-from millionway.files import write_whole
 from millionway.reporting.metrics import read_metrics
-from millionway.settings.pretrain import FREE_ON_RESUME
 from millionway.studies.grids import Cell
-from millionway.train.run import Interrupted, RunStopped
+from millionway.train.stops import Interrupted, RunStopped
 
 POLL_SECONDS = 0.5
 
@@ -119,7 +116,7 @@ def _start(job: Job, settings: dict[str, Any]) -> None:
     all_settings = {**settings, **job.cell.settings, "seed": job.seed}
     order = {"run": str(job.run), "result": str(job.result), "settings": all_settings}
     with open(job.log, "w") as log:
-        command = [sys.executable, "-m", "millionway.studies.cells", json.dumps(order, default=str)]
+        command = [sys.executable, "-m", "millionway.studies.cell_process", json.dumps(order, default=str)]
         # Ctrl-C is for the study, which asks its runs to save and stop.
         job.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
@@ -141,42 +138,3 @@ def short_name(data: str | None) -> str | None:
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no message"
-
-
-# --- in the process of a run ------------------------------------------------------------------------------------------
-
-
-def run_cell(run: Path, result: Path, settings: dict[str, Any]) -> None:
-    """Train, score, write the numbers, and remove the run."""
-    import millionway
-
-    if (run / "config.json").exists():
-        free = {name: value for name, value in settings.items() if name in FREE_ON_RESUME}
-        millionway.pretrain(out=run, resume=True, **free)
-    else:
-        shutil.rmtree(run, ignore_errors=True)
-        millionway.pretrain(out=run, **settings)
-    seed = settings["seed"]
-    how = {"seed": seed, "cache": False, "threads": settings.get("threads"), "device": settings.get("device", "auto")}
-    scores = {**millionway.evaluate("knn", run, **how), **millionway.evaluate("linear", run, **how)}
-    lines = read_metrics(run / "metrics.jsonl")
-    kept = ("epoch", "knn_20", "knn_200", "random_knn_200", "instance_top1", "effective_rank", "loss")
-    curve = [{key: line[key] for key in kept if key in line} for line in lines if line["kind"] == "evaluation"]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
-    seconds = sum(line["seconds"] for line in epochs)
-    numbers = {
-        **scores,
-        "instance_top1": curve[-1]["instance_top1"],
-        "seconds": seconds,
-        "hardest_share": sum(line["hardest_seconds"] for line in epochs) / seconds,
-        "curve": curve,
-        "settings": {k: short_name(v) if k in ("data", "test_data") else v for k, v in settings.items()},
-        "environment": json.loads((run / "environment.json").read_text()),
-    }
-    write_whole(result, json.dumps(numbers, indent=1) + "\n")
-    shutil.rmtree(run)
-
-
-if __name__ == "__main__":
-    _order = json.loads(sys.argv[1])
-    run_cell(Path(_order["run"]), Path(_order["result"]), _order["settings"])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millionway.settings.pretrain import Classifier
+from millionway.settings.resolve import num_hardest
 
 PAPER_INSTANCES = 1_281_167
 SAMPLED = (2**10, 2**12, 2**14, 2**16)
@@ -47,7 +48,7 @@ class Setting:
     @property
     def hardest(self) -> int:
         """K for so many images, as a run would choose it."""
-        return max(1, min(100, self.num_images // 100))
+        return max(1, num_hardest(self.num_images))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ from millionway.data.kinds.choose import open_source
 from millionway.data.source import Source
 from millionway.evaluation.features import no_labels
 from millionway.files import write_whole
-from millionway.machine import describe_environment, num_cores
+from millionway.machine import choose_device, describe_environment, num_cores
 from millionway.settings import pretrain as settings
-from millionway.settings.checks import suggest
+from millionway.settings.checks import flag, suggest
 from millionway.settings.pretrain import Pretrain
+from millionway.settings.resolve import Facts, resolve
+from millionway.settings.stored import first_settings
+from millionway.settings.study import Study
 from millionway.studies import markdown
 from millionway.studies.cells import CellsFailed, Job, run_jobs, short_name
 from millionway.studies.grids import PRIORS, STUDIES, VARIED, Cell, Setting
@@ -32,36 +35,26 @@ log = logging.getLogger("millionway")
 SHOWN_EPOCHS = (1, 2, 5, 10, 25, 50, 100, 200)
 
 
-def study(
-    name: str,
-    config: Pretrain,
-    changes: dict[str, Any],
-    seeds: tuple[int, ...],
-    epochs: tuple[int, ...],
-    at_once: int,
-    device: torch.device,
-    only: tuple[str, ...] = (),
-) -> Path:
-    """Run a study and return its table. Finished runs in the folder are taken as they are.
-
-    config: what all runs have in common. changes: the same as settings of `millionway.pretrain`. only: rows by name.
-    """
+def study(asked: Study) -> Path:
+    """Run a study and return its table. Finished runs in the folder are taken as they are."""
+    name, seeds, epochs, out = asked.name, asked.seeds, asked.epochs, asked.out
     if name not in STUDIES:
         raise ValueError(f"study {name}: no such study. {suggest(name, STUDIES)}")
-    out = Path(config.out)
-    _check_numbers(seeds, epochs, at_once)
+    _check_different(seeds=seeds, epochs=epochs)
+    changes = asked.changes
     _check_owned(changes, VARIED | {"seed", "threads", "labels"})
-    settings.check(config)
+    config = _common_settings(asked)
+    device = choose_device(config.running.device)
     source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
     cells = STUDIES[name].cells(_setting(config, len(source), epochs, device))
     # The others take a number of views or a batch size from the user, this one from its rows and --batch-size.
     _check_owned(changes, {key for cell in cells for key in cell.settings} - {"batch_size"})
     known = [cell.name for cell in cells]
-    for row in only:
+    for row in asked.cells:
         if row not in known:
             help_text = suggest(row, known) if known else "It always measures all of its rows."
             raise ValueError(f"--cells {row}: study {name} has no such row. {help_text}")
-    chosen = [cell for cell in cells if not only or cell.name in only]
+    chosen = [cell for cell in cells if not asked.cells or cell.name in asked.cells]
     _check(name, config, chosen, source, device)
     out.mkdir(parents=True, exist_ok=True)
     _compare_base(out / "base.json", config)
@@ -73,7 +66,7 @@ def study(
         jobs = [Job(cell, seed, out) for cell in chosen for seed in seeds]
         with _live(name, chosen, seeds, jobs) as show:
             try:
-                run_jobs(jobs, changes, at_once, num_cores(), show)
+                run_jobs(jobs, {"eval_every": 1, **changes}, asked.jobs, num_cores(), show)
             except CellsFailed as error:
                 failed = error
         numbers = _numbers([Job(cell, seed, out) for cell in cells for seed in seeds])
@@ -89,7 +82,7 @@ def study(
 def _setting(config: Pretrain, num_images: int, epochs: tuple[int, ...], device: torch.device) -> Setting:
     own = config.classifier.prior
     prior = Setting.prior if own == "random" else own
-    batch_size = settings.resolve(config, num_images, None, device.type != "cpu", num_cores()).training.batch_size
+    batch_size = resolve(config, Facts(num_images, None, device.type != "cpu", num_cores())).training.batch_size
     assert batch_size is not None
     return Setting(num_images, epochs, prior, batch_size)
 
@@ -99,13 +92,20 @@ def _check_owned(changes: dict[str, Any], owned: set[str]) -> None:
         raise ValueError(f"--set {key}: the study itself chooses it")
 
 
-def _check_numbers(seeds: tuple[int, ...], epochs: tuple[int, ...], at_once: int) -> None:
-    if at_once < 1:
-        raise ValueError(f"--jobs must be positive, not {at_once}")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds must be different numbers, not {' '.join(map(str, seeds))}")
-    if not epochs or len(set(epochs)) < len(epochs):
-        raise ValueError(f"--epochs must be different numbers, not {' '.join(map(str, epochs))}")
+def _common_settings(asked: Study) -> Pretrain:
+    """What all runs have in common."""
+    given = {"eval_every": 1, **asked.changes, "out": asked.out}
+    config = settings.with_settings(first_settings(asked.preset, None), **given)
+    if not config.data:
+        raise ValueError("--data is missing: a folder of images, a list of files, or a named set such as digits")
+    settings.check(config)
+    return config
+
+
+def _check_different(**lists: tuple[int, ...]) -> None:
+    for name, values in lists.items():
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"{flag(name)} must be different numbers, not {' '.join(map(str, values))}")
 
 
 def _check(name: str, config: Pretrain, cells: list[Cell], source: Source, device: torch.device) -> None:
@@ -118,7 +118,7 @@ def _check(name: str, config: Pretrain, cells: list[Cell], source: Source, devic
         with_cell = settings.with_settings(config, **cell.settings)
         settings.check(with_cell)
         try:
-            settings.resolve(with_cell, len(source), None, device.type != "cpu", num_cores())
+            resolve(with_cell, Facts(len(source), None, device.type != "cpu", num_cores()))
         except ValueError as error:
             raise ValueError(f"study {name}, {cell.name or 'all'}: {error}") from None
 
@@ -138,7 +138,7 @@ def _compare_base(path: Path, config: Pretrain) -> None:
     now, then = json.loads(text), json.loads(path.read_text()) if holds_runs and path.exists() else json.loads(text)
     defaults = json.loads(json.dumps(settings.flat(Pretrain(config.data, config.out)), default=str))
     changed = [
-        f"{settings.flag(key)} was {then.get(key, defaults.get(key))}, now {now[key]}"
+        f"{flag(key)} was {then.get(key, defaults.get(key))}, now {now[key]}"
         for key in now
         if then.get(key, defaults.get(key)) != now[key]
     ]

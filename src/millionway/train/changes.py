@@ -15,11 +15,13 @@ from millionway.data.dataset import Dataset
 from millionway.data.indexing import report_oddities, update_manifest
 from millionway.data.kinds.choose import open_source
 from millionway.data.manifest import Manifest
+from millionway.model.encoder import EncoderSpec
 from millionway.parallel.collectives import all_gather_object, all_gather_uneven, all_reduce, on_first_rank
 from millionway.parallel.group import Group
 from millionway.settings.pretrain import Pretrain
+from millionway.train import checkpoint
 from millionway.train.checkpoint import newest_fingerprint
-from millionway.train.setup import MANIFEST
+from millionway.train.setup import MANIFEST, build
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")
@@ -66,6 +68,28 @@ def _compare(config: Pretrain, run: Path) -> Before | None:
     changes.manifest.save(run / CHANGED)
     new_ids = torch.from_numpy(changes.new_ids)
     return Before(len(old), int(old.readable.sum()), old.fingerprint, new_ids, str(changes))
+
+
+def take_over(
+    config: Pretrain, dataset: Dataset, old: State, spec: EncoderSpec, before: Before, steps_per_epoch: int, run: Path
+) -> State:
+    """Rows and momentum of images that stayed, the prior for those that came; from the start of the epoch."""
+    assert config.training.batch_size
+    classifier, batch_size = old.classifier, config.training.batch_size
+    epoch = old.step // before.steps_per_epoch(batch_size)
+    if epoch >= config.training.epochs:
+        raise ValueError("--data-changed: the run is finished. Start a new one; --init-from takes its encoder.")
+    state, _ = build(config, dataset, classifier.weight.device, classifier.group)
+    take_state(state, old)
+    state.step = state.classifier.step = epoch * steps_per_epoch
+    write_new_rows(state, dataset, before.new_ids, spec.image_size, batch_size)
+    if state.hardest is not None:
+        state.hardest = state.classifier.hardest(state.hardest.shape[1])
+    # The checkpoint and the list belong together: an interruption between them is repaired by the next start.
+    checkpoint.save(run / "checkpoints", state, dataset.manifest.fingerprint, config.running.keep)
+    on_first_rank(classifier.group, lambda: accept_change(run))
+    log.info("the images changed (%s); going on with epoch %d", before.words, epoch + 1)
+    return state
 
 
 @torch.no_grad()

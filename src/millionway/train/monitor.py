@@ -14,8 +14,8 @@ from millionway.console import track
 from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_test
 from millionway.data.stores import FileStore
-from millionway.evaluation.features import Split, extract, extract_split, labeled_split
-from millionway.evaluation.health import health
+from millionway.evaluation.features import Split, encode_views, extract, extract_split, labeled_split
+from millionway.evaluation.health import health_of_rows
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
 from millionway.evaluation.results import write_result
@@ -165,21 +165,14 @@ class Monitor:
         ids = self._some("health", HEALTH_INSTANCES)
         ids = self.group.own_part(ids[: len(ids) // self.group.size * self.group.size])
         keys = [randomness.key_of(seed, "health", epoch)]
-        batches = view_batches(
-            self.dataset.store,
-            [(keys, part) for part in ids.split(256)],
-            self.spec.image_size,
-            self.device,
-            **self.config.views.augmentation,
+        (features,), read_ids = encode_views(
+            network.encoder, self.dataset, ids, keys, self.device, self.config.views.augmentation
         )
+        features, read_ids = features.to(self.device), read_ids.to(self.device)
         network.eval()
-        features, embeddings, read_ids = [], [], []
-        for views, part in batches:
-            features.append(network.encoder(views).float())
-            embeddings.append(network.head(features[-1]).float())
-            read_ids.append(part)
+        embeddings = network.head(features).float()
         network.train()
-        yield from health(self.state.classifier, torch.cat(features), torch.cat(embeddings), torch.cat(read_ids))
+        yield from health_of_rows(self.state.classifier, features, embeddings, read_ids)
 
     def write_neighbors(self) -> None:
         """For the report: some images and what the encoder finds alike."""

@@ -1,6 +1,5 @@
 """Will it fit, and what travels? Memory and communication of a run, before it is started."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,45 +9,20 @@ from torch import nn
 
 from millionway.model import threads
 from millionway.model.classifier import InstanceClassifier
-from millionway.model.encoder import EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.encoder import EncoderSpec, build_encoder, full_name
 from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.model.rows import NUM_RUNS, rows_per_block
 from millionway.parallel.layout import local_range
+from millionway.settings.plan import Plan
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
+from millionway.settings.resolve import choose_stem
 
 FLOAT = 4
 TFLOPS = {"cuda": 10.0, "mps": 2.0, "cpu": 0.05}
 """float32 products, a cautious guess for the search where nothing is measured"""
 MALLOC_KEEPS = 6
 """One part in so many of the activations: 1/10 to 1/4 was measured, by chance, from run to run."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a run would look like."""
-
-    instances: int
-    dim: int = 128
-    batch_size: int = 4096
-    devices: int = 1
-    device_memory: int | None = None
-    encoder: str = "resnet50"
-    image_size: int = 224
-    hardest: int = 100
-    storage: torch.dtype = torch.float32
-    num_views: int = 2
-    micro_batch: int | None = None
-    device: str = "cuda"
-
-    def __post_init__(self) -> None:
-        for name in ("instances", "dim", "batch_size", "devices", "image_size", "num_views"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.hardest < 0 or self.hardest >= max(2, self.instances):
-            raise ValueError(f"hardest must be from 0 to below the number of instances, not {self.hardest}")
-        if self.batch_size % self.devices:
-            raise ValueError(f"a batch of {self.batch_size} cannot be shared equally by {self.devices} devices")
 
 
 @dataclass
@@ -69,8 +43,12 @@ class Answer:
         return sum(self.memory.values())
 
 
-def plan(question: Question, calibrate: bool = False) -> dict[str, Answer]:
-    """`hybrid`: rows shared out over the devices, as here. `replicated`: all rows on each, by autograd and DDP."""
+def plan(question: Plan) -> dict[str, Answer]:
+    """`hybrid`: rows split over the devices, as here. `replicated`: all rows on each, by autograd and DDP."""
+    if question.hardest >= max(2, question.instances):
+        raise ValueError(f"--hardest {question.hardest} must be smaller than the number of images")
+    if question.batch_size % question.devices:
+        raise ValueError(f"--batch-size {question.batch_size} cannot be shared equally by {question.devices} devices")
     network = _encoder_memory(question)
     answers = {
         "hybrid": Answer({**network, **_hybrid_rows(question, question.instances)}, _hybrid_words(question, network)),
@@ -84,20 +62,20 @@ def plan(question: Question, calibrate: bool = False) -> dict[str, Answer]:
     hardest = question.hardest > 0
     if hardest:
         answers["hybrid"].hardest_seconds = _products(question) / TFLOPS[question.device] / 1e12
-    if calibrate:
+    if question.calibrate:
         answers["hybrid"].seconds = _measure(question)
         if hardest:
             answers["hybrid"].hardest_seconds = _measure_hardest(question)
     return answers
 
 
-def _products(question: Question) -> float:
+def _products(question: Plan) -> float:
     """Floating-point operations of a device's search: its rows with all, its own among themselves only half."""
     own = local_range(question.instances, 0, question.devices)[1]
     return 2.0 * question.dim * own * (question.instances - own / 2)
 
 
-def _measure_hardest(question: Question) -> float:
+def _measure_hardest(question: Plan) -> float:
     """A search among fewer rows on this device, scaled by its products."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     some = min(question.instances, max(8192, 16 * question.hardest))
@@ -107,13 +85,13 @@ def _measure_hardest(question: Question) -> float:
     return seconds * _products(question) / _products(small)
 
 
-def _network(question: Question) -> Network:
+def _network(question: Plan) -> Network:
     name, size = full_name(question.encoder), question.image_size
     encoder = build_encoder(EncoderSpec(name, choose_stem(name, "auto", size), size, IMAGENET_MEAN, IMAGENET_STD), 0)
     return Network(encoder, build_head("mlp", encoder.feature_dim, question.dim, 0))
 
 
-def _encoder_memory(question: Question) -> dict[str, int]:
+def _encoder_memory(question: Plan) -> dict[str, int]:
     """By building the encoder and watching what a forward pass keeps for the backward."""
     network = _network(question)
     parameters = sum(each.numel() for each in network.parameters())
@@ -151,11 +129,11 @@ def _kept_for_backward(network: nn.Module, images: torch.Tensor) -> tuple[int, i
     return sum(sizes), max(sizes, default=0)
 
 
-def _hybrid_rows(question: Question, instances: int) -> dict[str, int]:
+def _hybrid_rows(question: Plan, instances: int) -> dict[str, int]:
     """What the rows of a device take, and a step with them."""
     batch, dim, k = question.num_views * question.batch_size, question.dim, question.hardest
     own = local_range(instances, 0, question.devices)[1]
-    stored = own * dim * torch.finfo(question.storage).bits // 8
+    stored = own * dim * getattr(torch, question.storage).itemsize
     device = torch.device(question.device)
     block = min(own, rows_per_block(batch, device))
     at_a_time = min(torch.get_num_threads(), threads.MAX_WORKERS) if question.device == "cpu" else 1
@@ -171,7 +149,7 @@ def _hybrid_rows(question: Question, instances: int) -> dict[str, int]:
     }
 
 
-def _replicated_rows(question: Question, instances: int) -> dict[str, int]:
+def _replicated_rows(question: Plan, instances: int) -> dict[str, int]:
     """By autograd: also unit rows, and a gradient of everything; and DDP's buckets."""
     batch = question.num_views * question.batch_size // question.devices
     rows = instances * question.dim * FLOAT
@@ -191,7 +169,7 @@ def _around(devices: int, num_bytes: int) -> int:
     return num_bytes * (devices - 1) // devices
 
 
-def _hybrid_words(question: Question, network: dict[str, int]) -> dict[str, int]:
+def _hybrid_words(question: Plan, network: dict[str, int]) -> dict[str, int]:
     batch, devices = question.num_views * question.batch_size, question.devices
     gradients = network["encoder: weights, gradients, momentum"] // 3
     return {
@@ -203,7 +181,7 @@ def _hybrid_words(question: Question, network: dict[str, int]) -> dict[str, int]
     }
 
 
-def _replicated_words(question: Question, network: dict[str, int]) -> dict[str, int]:
+def _replicated_words(question: Plan, network: dict[str, int]) -> dict[str, int]:
     gradients = network["encoder: weights, gradients, momentum"] // 3
     rows = question.instances * question.dim * FLOAT
     return {
@@ -212,7 +190,7 @@ def _replicated_words(question: Question, network: dict[str, int]) -> dict[str, 
     }
 
 
-def _largest(question: Question, beside: int, rows: Callable[[Question, int], dict[str, int]]) -> int:
+def _largest(question: Plan, beside: int, rows: Callable[[Plan, int], dict[str, int]]) -> int:
     """By halving."""
     assert question.device_memory is not None
     low, high = 0, 1
@@ -225,7 +203,7 @@ def _largest(question: Question, beside: int, rows: Callable[[Question, int], di
     return low
 
 
-def _measure(question: Question) -> dict[str, float]:
+def _measure(question: Plan) -> dict[str, float]:
     """Steps of a small part on this device, scaled to the whole. What the devices tell each other is not counted."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = question.num_views * question.batch_size
@@ -260,21 +238,3 @@ def _median_seconds(work: Callable[[], object], device: torch.device) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return sorted(seconds[1:])[1]
-
-
-UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-
-
-def number(text: str | float) -> int:
-    """ "14.2M" is 14,200,000; "32GB" and "32G" are 32e9, "32GiB" is 32 x 2^30."""
-    if isinstance(text, (int, float)):
-        return int(text)
-    plain = text.strip().upper().removesuffix("B").replace(",", "").replace("_", "")
-    unit = next((unit for unit in sorted(UNITS, key=len, reverse=True) if plain.endswith(unit)), "")
-    try:
-        value = float(plain.removesuffix(unit)) * UNITS.get(unit, 1)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{text!r} is not a number such as 1281167, 14.2M or 32GB")
-    return round(value)

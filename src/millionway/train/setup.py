@@ -18,7 +18,7 @@ from millionway.evaluation.features import no_labels
 from millionway.files import write_whole
 from millionway.machine import describe_environment, num_cores
 from millionway.model.classifier import InstanceClassifier
-from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, choose_stem, full_name
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
 from millionway.model.encoder_file import load_encoder
 from millionway.model.head import build_head
 from millionway.model.network import Network
@@ -27,7 +27,10 @@ from millionway.parallel.group import Group
 from millionway.parallel.launcher import local_size, times_restarted
 from millionway.parallel.sync_bn import synchronize
 from millionway.settings import pretrain as settings
+from millionway.settings import resolve as rules
+from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain
+from millionway.settings.stored import run_settings, to_json
 from millionway.train.muon import Muon
 from millionway.train.state import State
 
@@ -88,31 +91,6 @@ def sole_user(run: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_UN)  # processes that read images may still have it open
 
 
-def run_config(run: Path) -> Pretrain:
-    """The settings of the run in a folder."""
-    path = run / "config.json"
-    if not path.is_file():
-        raise ValueError(f"there is no run in {run} (no config.json)")
-    try:
-        return settings.from_json(path.read_text())
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}), so the run cannot go on. A new run can start from its encoder: "
-            f"--init-from {run / 'encoder.safetensors'}"
-        ) from None
-
-
-def check_resume(stored: Pretrain, wanted: Pretrain) -> None:
-    """A run goes on as it began: refuse changes of what is computed."""
-    if wanted.model.encoder is not None:
-        wanted = settings.with_settings(wanted, encoder=full_name(wanted.model.encoder))
-    then, now = settings.flat(stored), settings.flat(wanted)
-    changed = [name for name in then if then[name] != now[name] and name not in settings.FREE_ON_RESUME]
-    if changed:
-        what = ", ".join(f"{settings.flag(name)} was {then[name]}, now {now[name]}" for name in changed)
-        raise ValueError(f"--resume goes on with the run's own settings: {what}. Leave them out, or start a new run.")
-
-
 def compare_settings(group: Group, config: Pretrain) -> None:
     """All ranks must have been given the same; folders and threads may be each machine's own."""
     everybody = all_gather_object(group, settings.flat(config))
@@ -120,15 +98,14 @@ def compare_settings(group: Group, config: Pretrain) -> None:
         for name, value in everybody[0].items():
             if theirs[name] != value and name not in ("data_root", "threads"):
                 raise ValueError(
-                    f"the processes were started with different settings: {settings.flag(name)} is {value} on rank 0"
+                    f"the processes were started with different settings: {flag(name)} is {value} on rank 0"
                     f" and {theirs[name]} on rank {rank}"
                 )
 
 
 def check_early(config: Pretrain, num_files: int, device: torch.device, group: Group) -> None:
     """Refuse what can be refused before every image has been read."""
-    first = settings.resolve(config, num_files, None, device.type != "cpu", own_cores(), group.size)
-    _new_encoder(_with_stem(first))
+    _new_encoder(rules.resolve(config, _facts(num_files, None, device, group)))
 
 
 def own_cores() -> int:
@@ -227,7 +204,7 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
     if chosen:
         log.info(
             "chosen for this data and device: %s",
-            ", ".join(f"{settings.flag(k)} {v}" for k, v in chosen.items()),
+            ", ".join(f"{flag(k)} {v}" for k, v in chosen.items()),
         )
     if device.type == "cpu" and asked.model.encoder is None:
         log.info("no GPU, so the encoder is the narrow ResNet; --encoder resnet50 takes the paper's")
@@ -238,17 +215,17 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
 def write_run_files(run: Path, asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
     """config.json comes last and whole: where it stands, the run has begun."""
     (run / "environment.json").write_text(describe_environment(device))
-    write_whole(run / "config.json", settings.to_json(resolved))
+    write_whole(run / "config.json", to_json(resolved))
     _say_what_runs(asked, resolved, dataset, device)
 
 
 def remember_places(run: Path, config: Pretrain) -> None:
     """Where the images of a run are now, for those who come later."""
-    stored = run_config(run)
+    stored = run_settings(run)
     places = {name: settings.flat(config)[name] for name in ("data", "test_data", "data_root")}
     moved = settings.with_settings(stored, **places)
     if moved != stored:
-        write_whole(run / "config.json", settings.to_json(moved))
+        write_whole(run / "config.json", to_json(moved))
 
 
 def check_test_data(config: Pretrain, source: Source) -> None:
@@ -270,23 +247,19 @@ def check_test_data(config: Pretrain, source: Source) -> None:
 
 def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Group) -> Pretrain:
     """Every setting has a value, and the run can go on from any working folder."""
-    side = dataset.small_side()
-    num_images, has_gpu = len(dataset.instance_ids), device.type != "cpu"
-    resolved = _with_stem(settings.resolve(config, num_images, side, has_gpu, own_cores(), group.size))
+    facts = _facts(len(dataset.instance_ids), dataset.small_side(), device, group)
+    resolved = rules.resolve(config, facts)
     paths = {name: _absolute(settings.flat(resolved)[name]) for name in ("init_from", "data_root")}
     data = {name: _absolute_data(settings.flat(resolved)[name]) for name in ("data", "test_data")}
     return settings.with_settings(resolved, **data, **paths)
 
 
+def _facts(num_images: int, image_side: int | None, device: torch.device, group: Group) -> rules.Facts:
+    return rules.Facts(num_images, image_side, device.type != "cpu", own_cores(), group.size)
+
+
 def _absolute_data(data: str | None) -> str | None:
     return data if data is None or is_named(data) or is_remote(data) else str(_absolute(Path(data)))
-
-
-def _with_stem(config: Pretrain) -> Pretrain:
-    assert config.model.encoder and config.images.image_size
-    return settings.with_settings(
-        config, stem=choose_stem(config.model.encoder, config.model.stem, config.images.image_size)
-    )
 
 
 def _absolute(path: Path | None) -> Path | None:

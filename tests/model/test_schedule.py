@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 
-from millionway.train.schedule import learning_rate
+from millionway.model.schedule import learning_rate
 
 
 def test_warm_up_then_cosine_to_zero() -> None:

@@ -1,0 +1,111 @@
+"""What follows from the data and the device where a setting is not given: the one rule for each."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from millionway.settings.pretrain import Pretrain, with_settings
+
+BATCH_SIZE, BATCH_SIZE_WITH_GPU = 256, 512
+STEPS_PER_EPOCH = 8
+"""at least so many, also for few images"""
+PAPER_LR, PAPER_BATCH_SIZE = 0.48, 4096
+MUON_LR = 0.02
+SMALL_IMAGE = 64  # up to this side the small stem is chosen
+PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules depend on."""
+
+    num_images: int
+    image_side: int | None = None
+    """that of all images, if they are small and alike"""
+    has_gpu: bool = False
+    num_cores: int = 1
+    num_ranks: int = 1
+
+
+def num_hardest(num_images: int) -> int:
+    """K of the smoothed labels."""
+    return min(100, num_images // 100)
+
+
+def default_lr(optimizer: str, batch_size: int) -> float:
+    """The paper's for SGD, which grows with the batch. A step of Muon has the same length whatever the batch."""
+    return MUON_LR if optimizer == "muon" else PAPER_LR * batch_size / PAPER_BATCH_SIZE
+
+
+def num_warmup_epochs(epochs: int) -> int:
+    return 1 if epochs <= 10 else 3 if epochs < 100 else 10
+
+
+def choose_stem(name: str, stem: str, image_size: int) -> Literal["standard", "small"]:
+    """What `auto` means: the small stem for images up to 64 px, where the encoder is a ResNet."""
+    if stem == "auto":
+        is_resnet = name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
+        return "small" if image_size <= SMALL_IMAGE and is_resnet else "standard"
+    assert stem in ("standard", "small")
+    return stem
+
+
+def resolve(config: Pretrain, facts: Facts) -> Pretrain:
+    """Every setting has a value. Refused is what this data and device cannot do."""
+    training, num_images = config.training, facts.num_images
+    if num_images < 2:
+        raise ValueError(f"--data {config.data}: {num_images} readable image; telling images apart needs at least 2")
+    batch_size = _batch_size(config, facts)
+    sampled, hardest = config.classifier.sampled, config.classifier.hardest
+    if sampled and sampled + batch_size > num_images:
+        raise ValueError(
+            f"--classes-per-step {sampled}: with the batch's own {batch_size} they are more than there are, "
+            f"{num_images}; use fewer, more images or a smaller --batch-size"
+        )
+    if hardest is not None and hardest >= num_images:
+        raise ValueError(f"--hardest {hardest} must be smaller than the number of images, {num_images}")
+    if hardest is None:
+        hardest = num_hardest(num_images)
+    warmup = training.warmup_epochs
+    encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
+    image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
+    return with_settings(
+        config,
+        batch_size=batch_size,
+        lr=training.lr if training.lr is not None else default_lr(training.optimizer, batch_size),
+        warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
+        encoder=encoder,
+        stem=choose_stem(encoder, config.model.stem, image_size),
+        image_size=image_size,
+        hardest=hardest if config.classifier.smoothing and not sampled else 0,
+        threads=config.running.threads or facts.num_cores,
+        eval_every=config.running.eval_every or max(1, math.ceil(training.epochs / 10)),
+    )
+
+
+def _batch_size(config: Pretrain, facts: Facts) -> int:
+    given, num_ranks = config.training.batch_size, facts.num_ranks
+    if given == 1:
+        raise ValueError("--batch-size must be at least 2: batch normalization compares the images of a step")
+    usual = BATCH_SIZE_WITH_GPU if facts.has_gpu else BATCH_SIZE
+    batch_size = given or min(usual, max(2, facts.num_images // STEPS_PER_EPOCH))
+    if given is None:
+        batch_size = max(2 * num_ranks, batch_size // num_ranks * num_ranks)
+    if batch_size % num_ranks:
+        near = [size for size in (batch_size // num_ranks * num_ranks, -(-batch_size // num_ranks) * num_ranks) if size]
+        raise ValueError(
+            f"--batch-size {batch_size} cannot be shared equally by {num_ranks} processes. "
+            f"The nearest that can: {' and '.join(map(str, near))}."
+        )
+    if batch_size < 2 * num_ranks and not config.training.sync_bn:
+        raise ValueError(
+            f"--batch-size {batch_size} leaves one image to each of {num_ranks} processes, and batch normalization "
+            f"compares several. Use at least {2 * num_ranks}, or --sync-bn."
+        )
+    if batch_size > facts.num_images:
+        raise ValueError(
+            f"--batch-size {batch_size} is larger than the data: {facts.num_images} readable images. "
+            f"Use --batch-size {facts.num_images} or less."
+        )
+    return batch_size

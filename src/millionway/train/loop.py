@@ -1,0 +1,282 @@
+"""The steps of a run: prior, training, evaluations, checkpoints; and what ends it early."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import Progress, TaskID
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from millionway import randomness
+from millionway.console import Interrupt, bar, track
+from millionway.data.batches import plain_batches, view_batches
+from millionway.data.dataset import Dataset
+from millionway.data.readers import ReaderKilled
+from millionway.data.sampler import Sampler
+from millionway.data.stores import TooManyUnreadable
+from millionway.model.classifier import NotFiniteError
+from millionway.model.encoder import EncoderSpec
+from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
+from millionway.model.schedule import learning_rate
+from millionway.parallel.collectives import all_or_none, any_rank, on_first_rank
+from millionway.parallel.group import Group
+from millionway.parallel.heartbeat import Heartbeat
+from millionway.parallel.sync_bn import average_statistics
+from millionway.settings.pretrain import Pretrain
+from millionway.train import checkpoint, stops
+from millionway.train.clock import Clock
+from millionway.train.monitor import Monitor
+from millionway.train.setup import take_weights
+from millionway.train.state import State
+from millionway.train.step import StepResult, train_step
+from millionway.train.stops import Interrupted, RunStopped, resume_command
+
+log = logging.getLogger("millionway")
+
+PRIOR_SAVE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which images and which learning rate at which step."""
+
+    sampler: Sampler
+    steps_per_epoch: int
+    num_steps: int
+    num_warmup_steps: int
+    peak_lr: float
+
+    @staticmethod
+    def of(config: Pretrain, dataset: Dataset) -> "Plan":
+        training = config.training
+        assert training.batch_size and training.lr is not None and training.warmup_epochs is not None
+        sampler = Sampler(dataset.instance_ids, training.batch_size, training.seed)
+        steps = sampler.steps_per_epoch
+        return Plan(sampler, steps, training.epochs * steps, training.warmup_epochs * steps, training.lr)
+
+    def lr(self, step: int) -> float:
+        return learning_rate(step, self.num_steps, self.num_warmup_steps, self.peak_lr)
+
+
+class Loop:
+    def __init__(
+        self,
+        config: Pretrain,
+        run: Path,
+        dataset: Dataset,
+        device: torch.device,
+        state: State,
+        spec: EncoderSpec,
+        group: Group,
+        plan: Plan,
+        monitor: Monitor,
+        saver: checkpoint.Saver,
+        interrupt: Interrupt,
+    ) -> None:
+        self.config, self.run, self.dataset, self.device, self.state = config, run, dataset, device, state
+        self.spec, self.group, self.plan, self.monitor, self.saver = spec, group, plan, monitor, saver
+        self.interrupt = interrupt
+        self.network: nn.Module = state.network
+        self.heartbeat = Heartbeat(group, config.running.timeout)
+        self.clock = Clock(device)
+        self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
+
+    def go(self, resumed: bool) -> None:
+        """All that is left to do. What ends it early is raised as RunStopped, in words that say how to go on."""
+        try:
+            self._begin(resumed)
+            self._train()
+            self.saver.wait()
+            on_first_rank(self.group, self.monitor.write_neighbors)
+        except TooManyUnreadable as error:
+            raise RunStopped(f"{error}. Repair that, then: {resume_command(self.run)}") from None
+        except ReaderKilled as error:
+            raise RunStopped(f"{error} Go on with: {resume_command(self.run)}") from None
+        except NotFiniteError as error:
+            raise RunStopped(self._diverged(str(error))) from None
+        except torch.OutOfMemoryError as error:
+            raise RunStopped(stops.no_memory(error, self.group.rank, self.device)) from error
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if checkpoint.is_full_disk(error):
+                raise RunStopped(stops.no_space(self.run)) from None
+            is_own = isinstance(error, RunStopped) or getattr(error, "filename", None)
+            if self.group.size > 1 and not is_own:
+                words = stops.lost_contact(error, self.run, self.state.step + 1, self.heartbeat)
+                raise RunStopped(words) from error
+            raise
+        finally:
+            for each in (self.saver, self.heartbeat, self.monitor, self.dataset.store):
+                each.close()
+
+    # --- before the first step ----------------------------------------------------------------------------------------
+
+    def _begin(self, resumed: bool) -> None:
+        """The prior, and the numbers of the untrained encoder."""
+        if not resumed:
+            on_first_rank(self.group, self.monitor.write_samples)
+            if self.config.resume and self.config.init_from is not None:
+                take_weights(self.state.network.encoder, self.config.init_from)
+            untrained = {f"random_{name}": value for name, value in self.monitor.knn()}
+            self.state.prior = PriorProgress(untrained=untrained)
+        if self.state.prior is not None:
+            self._write_prior(self.state.prior)
+            self.monitor.evaluate(self.state.prior.untrained)
+            self.state.prior = None
+            self._save()
+
+    def _write_prior(self, progress: PriorProgress) -> None:
+        prior, batch_size = self.config.classifier, self.plan.sampler.batch_size
+        if not has_running_statistics(self.state.network):
+            log.info("no batch normalization here: the prior has no running statistics, so its three kinds are one")
+        left = self.plan.sampler.pass_over_all()[progress.batches :]  # full batches, because of BN
+        ids = torch.cat([self.group.own_part(batch) for batch in left])
+        own_size = batch_size // self.group.size
+        batches = plain_batches(self.dataset.store, ids, self.spec.image_size, own_size, self.device)
+        norm = write_prior(
+            prior.prior,
+            self.state.network,
+            self.state.classifier,
+            self._saving(track(batches, len(left), "contrastive prior")),
+            prior.row_norm,
+            progress,
+        )
+        log.info("rows written (%s), mean length %.3g", prior.prior, norm)
+
+    def _saving(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of the prior's pass. From time to time, and when interrupted, what is done so far is saved."""
+        last = time.monotonic()
+        for batch in batches:
+            due = self.interrupt.asked or time.monotonic() - last > PRIOR_SAVE_SECONDS
+            if any_rank(self.group, due):
+                self._save()
+                last = time.monotonic()
+                if any_rank(self.group, self.interrupt.asked):
+                    self.saver.wait()
+                    raise Interrupted(f"stopped before the first step; go on with: {resume_command(self.run)}")
+            yield batch
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        self.network = self.group.data_parallel(self.state.network)
+        self.monitor.start_timing()
+        self._start_epoch()
+        self.clock.start(self._is_logged(self.state.step + 1))
+        columns = ("steps  loss {task.fields[loss]}", "top-1 {task.fields[top1]}", "{task.fields[speed]} images/s")
+        with bar(*columns) as progress:
+            task = progress.add_task(
+                "pretraining", total=self.plan.num_steps, completed=self.state.step, loss="–", top1="–", speed="–"
+            )
+            try:
+                for views, instance_ids in self._batches(self.state.step):
+                    self.clock.lap("data")
+                    result = self._step(views, instance_ids)
+                    self._after_step(result, progress, task)
+            except TooManyUnreadable:
+                if self.group.size == 1:  # the others do not know of it
+                    self._save()
+                    self.saver.wait()
+                raise
+
+    def _start_epoch(self) -> None:
+        self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
+
+    def _after_step(self, result: StepResult, progress: Progress, task: TaskID) -> None:
+        """Log, evaluate and save where it is time; stop if somebody asked for it."""
+        state, running = self.state, self.config.running
+        epoch, rest = divmod(state.step, self.plan.steps_per_epoch)
+        is_last = state.step == self.plan.num_steps
+        # Ranks stop together, and ask each other only where a line is logged.
+        may_stop = self.group.size == 1 or result.num_ahead is not None
+        trouble = self.dataset.store.trouble
+        stopping = may_stop and any_rank(self.group, self.interrupt.asked or bool(trouble))
+        if result.num_ahead is not None:
+            loss = float(result.loss)
+            top1, speed = self.monitor.log_step(loss, result.num_ahead, self.plan.lr(state.step - 1))
+            progress.update(task, loss=f"{loss:.3f}", top1=f"{top1:.1%}", speed=f"{speed:,.0f}")
+        progress.update(task, completed=state.step)
+        if rest == 0:
+            seconds = time.monotonic() - self.epoch_began
+            self.monitor.log_epoch(float(result.loss), seconds, self.hardest_seconds, self.clock.shares())
+        if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
+            self.monitor.evaluate()
+        if state.step % (running.save_every or self.plan.steps_per_epoch) == 0 or is_last or stopping:
+            self._save()
+        if rest == 0:
+            self._start_epoch()
+        self.clock.start(self._is_logged(state.step + 1))
+        if stopping and not is_last:
+            self.saver.wait()
+            if any_rank(self.group, bool(trouble)):
+                raise TooManyUnreadable(trouble or "another process could not read its images")
+            raise Interrupted(f"stopped after step {state.step}; go on with: {resume_command(self.run)}")
+
+    def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        steps = range(first_step, self.plan.num_steps)
+        keys_and_ids = ((self._view_keys(step), self.group.own_part(self.plan.sampler.batch(step))) for step in steps)
+        return view_batches(
+            self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self.config.views.augmentation
+        )
+
+    def _view_keys(self, step: int) -> list[int]:
+        seed, epoch = self.config.training.seed, step // self.plan.steps_per_epoch
+        return [randomness.key_of(seed, "view", epoch, view) for view in range(self.config.views.num_views)]
+
+    def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
+        state, training, method = self.state, self.config.training, self.config.classifier
+        if state.hardest is not None and state.step % self.plan.steps_per_epoch == 0:
+            earlier, started = state.hardest if state.step else None, time.monotonic()
+            state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
+            self.hardest_seconds = time.monotonic() - started
+            self.clock.lap("hardest")
+        self.heartbeat.step = state.step + 1
+        seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
+        torch.manual_seed(seed >> 1)  # for encoders with dropout
+        lr = self.plan.lr(state.step)
+        result = train_step(
+            self.network,
+            state.classifier,
+            state.optimizer,
+            views,
+            instance_ids,
+            state.hardest,
+            alpha=method.smoothing,
+            lr=lr,
+            row_lr=lr * method.row_lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            with_num_ahead=self._is_logged(state.step + 1),
+            views_at_once=training.micro_batch and training.micro_batch * self.config.views.num_views,
+            clock=self.clock,
+        )
+        if not bool(torch.isfinite(result.loss)):
+            raise NotFiniteError("the loss is not finite (NaN)")
+        state.step += 1
+        return result
+
+    def _is_logged(self, number: int) -> bool:
+        """Whether numbers of this step, the first being 1, are written and its time is measured."""
+        return number == 1 or number % self.config.running.log_every == 0 or number % self.plan.steps_per_epoch == 0
+
+    # --- checkpoints and ends -----------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        average_statistics(self.state.network, self.group)
+        if not checkpoint.all_finite(self.state):
+            raise NotFiniteError("weights or rows are not finite (NaN or infinity)")
+        all_or_none(self.group, self.monitor.sync)
+        self.saver.save(self.state)
+
+    def _diverged(self, what: str) -> str:
+        if self.state.prior is not None:
+            return f"{what} before the first step. Look at --init-from, --mean and --std."
+        with suppress(Exception):  # this is what matters now
+            self.saver.wait()
+        step = self.heartbeat.step
+        lr = self.plan.lr(max(0, step - 1))
+        return stops.diverged(what, self.run / "checkpoints", step, self.plan.steps_per_epoch, lr)
