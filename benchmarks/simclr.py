@@ -85,7 +85,7 @@ def train(config: Pretrain, dataset: Dataset, split: Split, few: Split | None, t
     batches = ((keys[step // per_epoch], sampler.batch(step)) for step in range(num_steps))
     curve = []
     for step, (views, _) in enumerate(
-        view_batches(dataset.store, batches, spec.image_size, CPU, **config.views.augmentation)
+        view_batches(dataset.store, batches, spec.image_size, CPU, **config.augmentation.of_a_view)
     ):
         for part in state.optimizer.param_groups:
             part["lr"] = learning_rate(step, num_steps, training.warmup_epochs * per_epoch, training.lr)

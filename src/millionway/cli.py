@@ -92,7 +92,7 @@ class MainSettings(Pretrain):
     """Pretrain an encoder on the images of a folder, without labels. --help-all shows the other settings too."""
 
     classifier: tyro.conf.Suppress[run_settings.Classifier] = field(default_factory=run_settings.Classifier)
-    views: tyro.conf.Suppress[run_settings.Views] = field(default_factory=run_settings.Views)
+    augmentation: tyro.conf.Suppress[run_settings.Augmentation] = field(default_factory=run_settings.Augmentation)
     images: tyro.conf.Suppress[run_settings.Images] = field(default_factory=run_settings.Images)
     running: tyro.conf.Suppress[run_settings.Running] = field(default_factory=run_settings.Running)
 

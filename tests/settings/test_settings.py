@@ -92,7 +92,7 @@ def test_the_papers_values() -> None:
         "image_size": 224,
         "dim": 128,
         "temperature": 0.15,
-        "num_views": 2,
+        "views": 2,
         "batch_size": 4096,
         "lr": 0.48,
         "momentum": 0.9,
@@ -133,7 +133,7 @@ def test_every_process_has_two_images() -> None:
     [
         ({"mean": (0.5, float("nan"), 0.5)}, "--mean must be finite"),
         ({"std": (0.5, float("nan"), 0.5)}, "--std must be positive"),
-        ({"micro_batch": 1, "num_views": 1}, "at least 2 views"),
+        ({"micro_batch": 1, "views": 1}, "at least 2 views"),
     ],
 )
 def test_values_that_batch_normalization_cannot_bear(settings: dict, message: str) -> None:

@@ -245,7 +245,7 @@ def test_views_of_fixed_bn_see_its_initial_statistics() -> None:
     numbers = prior_similarity(config, dataset, "fixed-bn", cpu, lambda items, total, what: items)
     resolved = resolve(config, dataset, cpu, Group.current())
     network = build(resolved, dataset, cpu, Group.current())[0].network.eval()
-    size, views = resolved.images.image_size, resolved.views.augmentation
+    size, views = resolved.images.image_size, resolved.augmentation.of_a_view
     assert size is not None
     ids = dataset.instance_ids
     keys = [randomness.key_of(1, "view", 0, 0)]
@@ -283,16 +283,15 @@ def test_the_study_of_views_takes_as_many_in_all_and_in_a_step() -> None:
     cells = STUDIES["views"].cells(Setting(10_000, (10,), batch_size=64))
     assert [cell.name for cell in cells] == ["1 view", "2 views", "4 views"]
     settings = [cell.settings for cell in cells]
-    assert {each["num_views"] * each["epochs"] for each in settings} == {20}
-    assert {each["num_views"] * each["batch_size"] for each in settings} == {128}
+    assert {each["views"] * each["epochs"] for each in settings} == {20}
+    assert {each["views"] * each["batch_size"] for each in settings} == {128}
     # An odd number of views cannot be shared out by four.
     assert [cell.name for cell in STUDIES["views"].cells(Setting(10_000, (5,), batch_size=64))] == ["1 view", "2 views"]
 
 
 def test_rows_of_different_numbers_of_views_share_an_axis(tmp_path: Path) -> None:
     numbers = {
-        f"{num}": {1: {"settings": {"num_views": num}, "curve": [{"epoch": 4 // num, "knn_200": 0.3}]}}
-        for num in (1, 2)
+        f"{num}": {1: {"settings": {"views": num}, "curve": [{"epoch": 4 // num, "knn_200": 0.3}]}} for num in (1, 2)
     }
     markdown.draw("views", "How many?", numbers, tmp_path / "views.svg")
     markdown.draw("views", "How many?", {"2": numbers["2"]}, tmp_path / "epochs.svg")
@@ -303,5 +302,5 @@ def test_the_study_of_views_runs(tmp_path: Path) -> None:
     millionway.study("views", out=tmp_path, cells=("1 view", "2 views"), **SMALL)
     text = (tmp_path / "views.md").read_text()
     assert "| 1 view - 2 views | undecided (one seed) | undecided (one seed) |" in text and "paper" not in text
-    with pytest.raises(ValueError, match=r"--set num_views: the study itself chooses it"):
-        millionway.study("views", out=tmp_path, **{**SMALL, "set": {**SET, "num_views": 4}})
+    with pytest.raises(ValueError, match=r"--set views: the study itself chooses it"):
+        millionway.study("views", out=tmp_path, **{**SMALL, "set": {**SET, "views": 4}})

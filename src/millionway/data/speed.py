@@ -18,7 +18,7 @@ from millionway.data.readers import in_order
 from millionway.data.stores import FileStore, Store
 from millionway.machine import prepare
 from millionway.settings.bench import Bench
-from millionway.settings.pretrain import Views
+from millionway.settings.pretrain import Augmentation
 
 NUM_IMAGES = 2048
 BATCH_SIZE = 64
@@ -31,7 +31,7 @@ def measure(asked: Bench) -> dict[str, float]:
     how = {"num_threads": num_threads, "max_unreadable": 1.0, "progress": track}
     dataset = open_dataset(asked.data, asked.data_root, max_images=NUM_IMAGES, **how)
     size = asked.image_size or dataset.small_side() or 224
-    views = partial(_views, dataset, image_size=size, device=device, augmentation=Views().augmentation)
+    views = partial(_views, dataset, image_size=size, device=device, augmentation=Augmentation().of_a_view)
     speeds = {}
     if isinstance(dataset.store, FileStore):
         speeds["read"] = _rate(_read(dataset, num_threads))

@@ -24,7 +24,7 @@ def score(work: Work) -> Iterator[tuple[str, float]]:
     """From two random views of up to 2,048 images; a run's last evaluation adds how its rows know its own images."""
     dataset, run = work.images.train, work.subject.run
     config = run_settings(run) if run is not None and (run / "config.json").is_file() else None
-    augmentation = work.asked.crops if config is None else config.views.augmentation
+    augmentation = work.asked.crops if config is None else config.augmentation.of_a_view
     work.used |= {"views_of_images": NUM_IMAGES, "views": augmentation}
     order = torch.randperm(len(dataset.instance_ids), generator=randomness.generator(work.seed, "health"))
     ids = dataset.instance_ids[order[:NUM_IMAGES]]

@@ -31,7 +31,7 @@ class Plan:
     """K of the smoothed labels, 0 without"""
     storage: Storage = "float32"
     """how rows and their momentum are kept"""
-    num_views: Positive[int] = 2
+    views: Positive[int] = 2
     """of an image per step"""
     micro_batch: Chosen[Positive[int]] = None
     """images encoded at a time on each device"""

@@ -92,7 +92,7 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class Views:
+class Augmentation:
     crop_min: ShareAboveZero = 0.08
     """smallest area of a random crop, as a share of the image"""
     flip: Share = 0.5
@@ -103,13 +103,13 @@ class Views:
     """probability of losing all color"""
     blur: Share = 0.5
     """probability of a Gaussian blur"""
-    num_views: Positive[int] = 2
+    views: Positive[int] = 2
     """random views of an image per step"""
 
     @property
-    def augmentation(self) -> dict[str, float]:
+    def of_a_view(self) -> dict[str, float]:
         """How one view is made: all but their number."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "num_views"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "views"}
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,18 @@ class Pretrain:
     training: Training = field(default_factory=Training)
     model: Model = field(default_factory=Model)
     classifier: Classifier = field(default_factory=Classifier)
-    views: Views = field(default_factory=Views)
+    augmentation: Augmentation = field(default_factory=Augmentation)
     images: Images = field(default_factory=Images)
     running: Running = field(default_factory=Running)
 
 
-GROUPS = {"training": Training, "model": Model, "classifier": Classifier, "views": Views, "images": Images}
+GROUPS = {
+    "training": Training,
+    "model": Model,
+    "classifier": Classifier,
+    "augmentation": Augmentation,
+    "images": Images,
+}
 GROUPS |= {"running": Running}
 HINTS: dict[str, Any] = {
     name: hint
@@ -225,7 +231,7 @@ def with_settings(config: Pretrain, **settings: Any) -> Pretrain:
 def check(config: Pretrain) -> None:
     """Refuse values that can never be right, alone or together."""
     check_fields(config)
-    if config.training.micro_batch is not None and config.training.micro_batch * config.views.num_views < 2:
-        raise ValueError("--micro-batch 1 with --num-views 1: batch normalization compares at least 2 views")
+    if config.training.micro_batch is not None and config.training.micro_batch * config.augmentation.views < 2:
+        raise ValueError("--micro-batch 1 with --views 1: batch normalization compares at least 2 views")
     if config.classifier.sampled and config.classifier.smoothing and config.classifier.hardest != 0:
         raise ValueError("--classes-per-step samples classes, so the hardest ones may be missing; add --smoothing 0")

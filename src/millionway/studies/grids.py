@@ -127,7 +127,7 @@ def _views(at: Setting) -> list[Cell]:
         epochs, rest = divmod(views_of_image, num)
         batch_size, rest_of_step = divmod(views_of_step, num)
         if rest == rest_of_step == 0 and batch_size <= at.num_images:
-            changes = {"num_views": num, "batch_size": batch_size, "warmup_epochs": round(WARMUP * epochs)}
+            changes = {"views": num, "batch_size": batch_size, "warmup_epochs": round(WARMUP * epochs)}
             cells.append(cell("1 view" if num == 1 else f"{num} views", epochs, prior=at.prior, **changes))
     return cells
 

@@ -44,7 +44,7 @@ def prior_similarity(
         network.train(by_batch)
         cosines = _Cosines(state.classifier.weight, dataset.instance_ids)
         views = view_batches(
-            dataset.store, [(keys, ids) for ids in batches], spec.image_size, device, **config.views.augmentation
+            dataset.store, [(keys, ids) for ids in batches], spec.image_size, device, **config.augmentation.of_a_view
         )
         for part, ids in progress(views, len(batches), f"{prior}, seed {training.seed}: views"):
             cosines.add(network(part).float(), ids)

@@ -220,12 +220,12 @@ class Loop:
         steps = range(first_step, self.plan.num_steps)
         keys_and_ids = ((self._view_keys(step), self.group.own_part(self.plan.sampler.batch(step))) for step in steps)
         return view_batches(
-            self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self.config.views.augmentation
+            self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self.config.augmentation.of_a_view
         )
 
     def _view_keys(self, step: int) -> list[int]:
         seed, epoch = self.config.training.seed, step // self.plan.steps_per_epoch
-        return [randomness.key_of(seed, "view", epoch, view) for view in range(self.config.views.num_views)]
+        return [randomness.key_of(seed, "view", epoch, view) for view in range(self.config.augmentation.views)]
 
     def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
         state, training, method = self.state, self.config.training, self.config.classifier
@@ -251,7 +251,7 @@ class Loop:
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             with_num_ahead=self._is_logged(state.step + 1),
-            views_at_once=training.micro_batch and training.micro_batch * self.config.views.num_views,
+            views_at_once=training.micro_batch and training.micro_batch * self.config.augmentation.views,
             clock=self.clock,
         )
         if not bool(torch.isfinite(result.loss)):

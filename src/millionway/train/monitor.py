@@ -166,7 +166,7 @@ class Monitor:
         ids = self.group.own_part(ids[: len(ids) // self.group.size * self.group.size])
         keys = [randomness.key_of(seed, "health", epoch)]
         (features,), read_ids = encode_views(
-            network.encoder, self.dataset, ids, keys, self.device, self.config.views.augmentation
+            network.encoder, self.dataset, ids, keys, self.device, self.config.augmentation.of_a_view
         )
         features, read_ids = features.to(self.device), read_ids.to(self.device)
         network.eval()
@@ -190,7 +190,7 @@ class Monitor:
         ids = self._some("samples", NUM_SAMPLES)
         keys = [randomness.key_of(seed, "samples", view) for view in (0, 1)]
         made = view_batches(
-            self.dataset.store, [(keys, ids)], self.spec.image_size, self.device, **self.config.views.augmentation
+            self.dataset.store, [(keys, ids)], self.spec.image_size, self.device, **self.config.augmentation.of_a_view
         )
         views, read_ids = next(iter(made))
         rows = []

@@ -97,8 +97,8 @@ def _encoder_memory(question: Plan) -> dict[str, int]:
     parameters = sum(each.numel() for each in network.parameters())
     some = 2
     kept, largest = _kept_for_backward(network, torch.zeros(some, 3, question.image_size, question.image_size))
-    views = question.num_views * question.batch_size // question.devices
-    at_once = min(views, (question.micro_batch or views) * question.num_views)
+    views = question.views * question.batch_size // question.devices
+    at_once = min(views, (question.micro_batch or views) * question.views)
     half = 2 if question.device == "cuda" else 1  # autocast keeps bfloat16
     pixels = 3 * question.image_size**2 * FLOAT
     activations = (kept + 2 * largest) * at_once // some // half
@@ -131,7 +131,7 @@ def _kept_for_backward(network: nn.Module, images: torch.Tensor) -> tuple[int, i
 
 def _hybrid_rows(question: Plan, instances: int) -> dict[str, int]:
     """What the rows of a device take, and a step with them."""
-    batch, dim, k = question.num_views * question.batch_size, question.dim, question.hardest
+    batch, dim, k = question.views * question.batch_size, question.dim, question.hardest
     own = local_range(instances, 0, question.devices)[1]
     stored = own * dim * getattr(torch, question.storage).itemsize
     device = torch.device(question.device)
@@ -151,7 +151,7 @@ def _hybrid_rows(question: Plan, instances: int) -> dict[str, int]:
 
 def _replicated_rows(question: Plan, instances: int) -> dict[str, int]:
     """By autograd: also unit rows, and a gradient of everything; and DDP's buckets."""
-    batch = question.num_views * question.batch_size // question.devices
+    batch = question.views * question.batch_size // question.devices
     rows = instances * question.dim * FLOAT
     return {
         "rows": rows,
@@ -170,7 +170,7 @@ def _around(devices: int, num_bytes: int) -> int:
 
 
 def _hybrid_words(question: Plan, network: dict[str, int]) -> dict[str, int]:
-    batch, devices = question.num_views * question.batch_size, question.devices
+    batch, devices = question.views * question.batch_size, question.devices
     gradients = network["encoder: weights, gradients, momentum"] // 3
     return {
         "embeddings and ids (all_gather)": _around(devices, batch * (question.dim * FLOAT + 8)),
@@ -206,7 +206,7 @@ def _largest(question: Plan, beside: int, rows: Callable[[Plan, int], dict[str, 
 def _measure(question: Plan) -> dict[str, float]:
     """Steps of a small part on this device, scaled to the whole. What the devices tell each other is not counted."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch = question.num_views * question.batch_size
+    batch = question.views * question.batch_size
     own = local_range(question.instances, 0, question.devices)[1]
     some_rows = min(own, 64 * rows_per_block(batch, device), 1 << 17)
     classifier = InstanceClassifier(some_rows, question.dim, keep_bytes=0, device=device)
@@ -217,7 +217,7 @@ def _measure(question: Plan) -> dict[str, float]:
         classifier.update(0.0)
 
     network = _network(question).to(device)
-    views = question.num_views * question.batch_size // question.devices
+    views = question.views * question.batch_size // question.devices
     some_views = min(views, 16 if device.type == "cpu" else 128)
     images = torch.zeros(some_views, 3, question.image_size, question.image_size, device=device)
 
