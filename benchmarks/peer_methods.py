@@ -1,0 +1,182 @@
+"""The peers' methods by lightly's own losses and heads, with the values of its CIFAR-10 benchmark.
+
+A method is one function, encoder -> Peer; `step` is the same for all of them.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from lightly.loss import BarlowTwinsLoss, DINOLoss, NegativeCosineSimilarity, NTXentLoss, SwaVLoss
+from lightly.models.modules import heads
+from lightly.models.utils import deactivate_requires_grad, update_momentum
+from torch import Tensor, nn
+
+from millionway.model.encoder import Encoder
+from millionway.train.muon import Muon
+
+TEACHER_MOMENTUM = 0.99
+
+
+@dataclass(frozen=True)
+class Values:
+    """What can be tuned. The defaults are lightly's; a temperature of None is the method's own."""
+
+    lr: float = 0.06
+    optimizer: str = "sgd"
+    """or muon, as ours has it"""
+    batch_size: int = 128
+    """images; each gives two views"""
+    temperature: float | None = None
+    weight_decay: float = 5e-4
+    warmup_epochs: float = 0
+    head: str = "lightly"
+    """or linear: one Linear to 128, where the loss is NT-Xent"""
+    queue: int = 4096
+    """negatives that MoCo remembers"""
+
+
+@dataclass
+class Peer:
+    """A method around an encoder."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """of the two views of a batch"""
+    trained: list[nn.Module]
+    teachers: list[tuple[nn.Module, nn.Module]] = field(default_factory=list)
+    """(a trained module, its running mean)"""
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def step(self, first: Tensor, second: Tensor, lr: float) -> Tensor:
+        for module, teacher in self.teachers:
+            update_momentum(module, teacher, m=TEACHER_MOMENTUM)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = lr
+        loss = self.loss(first, second)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def teacher_of(module: nn.Module) -> nn.Module:
+    teacher = copy.deepcopy(module)
+    deactivate_requires_grad(teacher)
+    return teacher
+
+
+def contrastive_head(encoder: Encoder, values: Values, kind: type[nn.Module]) -> nn.Module:
+    width = encoder.feature_dim
+    return nn.Linear(width, 128) if values.head == "linear" else kind(width, width, 128)
+
+
+def simclr(encoder: Encoder, values: Values) -> Peer:
+    head = contrastive_head(encoder, values, heads.SimCLRProjectionHead)
+    criterion = NTXentLoss(temperature=values.temperature or 0.5)
+
+    def loss(first: Tensor, second: Tensor) -> Tensor:
+        both = head(encoder(torch.cat([first, second])))
+        return criterion(*both.chunk(2))
+
+    return Peer(loss, [encoder, head])
+
+
+def moco(encoder: Encoder, values: Values) -> Peer:
+    """MoCo v2: the first view asks, the second is encoded by the running mean and remembered."""
+    student = nn.Sequential(encoder, contrastive_head(encoder, values, heads.MoCoProjectionHead))
+    teacher = teacher_of(student)
+    criterion = NTXentLoss(temperature=values.temperature or 0.1, memory_bank_size=(values.queue, 128))
+
+    def loss(first: Tensor, second: Tensor) -> Tensor:
+        with torch.no_grad():
+            keys = teacher(second)
+        return criterion(student(first), keys)
+
+    return Peer(loss, [student], [(student, teacher)])
+
+
+def byol(encoder: Encoder, values: Values) -> Peer:
+    student = nn.Sequential(encoder, heads.BYOLProjectionHead(encoder.feature_dim, 1024, 256))
+    predictor = heads.BYOLPredictionHead(256, 1024, 256)
+    teacher = teacher_of(student)
+    criterion = NegativeCosineSimilarity()
+
+    def loss(first: Tensor, second: Tensor) -> Tensor:
+        with torch.no_grad():
+            targets = [teacher(first), teacher(second)]
+        predictions = [predictor(student(first)), predictor(student(second))]
+        return 0.5 * (criterion(predictions[0], targets[1]) + criterion(predictions[1], targets[0]))
+
+    return Peer(loss, [student, predictor], [(student, teacher)])
+
+
+def simsiam(encoder: Encoder, values: Values) -> Peer:
+    projection = heads.SimSiamProjectionHead(encoder.feature_dim, 2048, 2048)
+    predictor = heads.SimSiamPredictionHead(2048, 512, 2048)
+    criterion = NegativeCosineSimilarity()
+
+    def loss(first: Tensor, second: Tensor) -> Tensor:
+        z = [projection(encoder(first)), projection(encoder(second))]
+        p = [predictor(each) for each in z]
+        return 0.5 * (criterion(p[0], z[1].detach()) + criterion(p[1], z[0].detach()))
+
+    return Peer(loss, [encoder, projection, predictor])
+
+
+def barlow_twins(encoder: Encoder, values: Values) -> Peer:
+    projection = heads.BarlowTwinsProjectionHead(encoder.feature_dim, 2048, 2048)
+    criterion = BarlowTwinsLoss()
+
+    def loss(first: Tensor, second: Tensor) -> Tensor:
+        return criterion(projection(encoder(first)), projection(encoder(second)))
+
+    return Peer(loss, [encoder, projection])
+
+
+def dino(encoder: Encoder, values: Values) -> Peer:
+    head, teacher_head = (
+        heads.DINOProjectionHead(encoder.feature_dim, 2048, 256, 2048, batch_norm=True) for _ in range(2)
+    )
+    deactivate_requires_grad(teacher_head)  # its last layer cannot be copied; it follows from its own start
+    teacher = teacher_of(encoder)
+    criterion = DINOLoss(output_dim=2048)
+
+    def loss(first: Tensor, second: Tensor) -> Tensor:
+        with torch.no_grad():
+            targets = [teacher_head(teacher(view)) for view in (first, second)]
+        return criterion(targets, [head(encoder(view)) for view in (first, second)])
+
+    return Peer(loss, [encoder, head], [(encoder, teacher), (head, teacher_head)])
+
+
+def swav(encoder: Encoder, values: Values) -> Peer:
+    projection = heads.SwaVProjectionHead(encoder.feature_dim, encoder.feature_dim, 128)
+    prototypes = heads.SwaVPrototypes(128, 512)
+    criterion = SwaVLoss(temperature=values.temperature or 0.1)
+
+    def loss(first: Tensor, second: Tensor) -> Tensor:
+        prototypes.normalize()
+        both = nn.functional.normalize(projection(encoder(torch.cat([first, second]))))
+        return criterion([prototypes(each) for each in both.chunk(2)], []).squeeze()
+
+    return Peer(loss, [encoder, projection, prototypes])
+
+
+PEERS: dict[str, Callable[[Encoder, Values], Peer]] = {
+    "SimCLR": simclr,
+    "MoCo v2": moco,
+    "BYOL": byol,
+    "SimSiam": simsiam,
+    "Barlow Twins": barlow_twins,
+    "DINO": dino,
+    "SwAV": swav,
+}
+
+
+def build_peer(name: str, encoder: Encoder, values: Values) -> Peer:
+    peer = PEERS[name](encoder, values)
+    parameters = [p for module in peer.trained for p in module.parameters() if p.requires_grad]
+    kind = {"sgd": torch.optim.SGD, "muon": Muon}[values.optimizer]
+    peer.optimizer = kind(parameters, lr=values.lr, momentum=0.9, weight_decay=values.weight_decay)
+    return peer

@@ -1,0 +1,106 @@
+"""Cells of the comparison -> tables in docs/experiments.md and a picture of k-NN against CPU seconds."""
+
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from peer_cells import METHODS, RESULTS, TUNING, Cell
+from presets import write_between_marks
+
+from millionway.studies.markdown import COLORS, difference, mean_and_spread
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
+REFERENCES = ("SimCLR", "MoCo v2", "SimCLR, Muon")
+SCORES = {"knn_200": "k-NN", "linear_top1": "linear"}
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def name_of(cell: dict[str, Any]) -> str:
+    """The method whose values a cell has, or what differs from it."""
+    for name, method in METHODS.items():
+        if (method.method, method.values) == (cell["method"], cell["values"]):
+            return name
+    base = METHODS[cell["method"]].values
+    changes = [f"{key} {value}" for key, value in cell["values"].items() if base.get(key) != value]
+    return f"{cell['method']}, {', '.join(changes)}".replace("_", " ")
+
+
+def results_of(folder: Path) -> dict[tuple[str, int], dict[int, dict[str, Any]]]:
+    """{(method, epochs): {seed: result}} of the seeds that were not tuned on."""
+    found: dict[tuple[str, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+    for path in sorted(folder.glob("*.json")):
+        result = read(path)
+        if result["cell"]["seed"] != 0:
+            found[name_of(result["cell"]), result["cell"]["epochs"]][result["cell"]["seed"]] = result
+    return found
+
+
+def comparison(folder: Path) -> str:
+    """Methods in the order of their k-NN, then each against the references."""
+    found = results_of(folder)
+    values = {key: {s: [r[s] for r in runs.values()] for s in SCORES} for key, runs in found.items()}
+    order = sorted(found, key=lambda key: -statistics.mean(values[key]["knn_200"]))
+    lines = ["| method | epochs | seeds | CPU seconds | k-NN | linear |", "|---|---|---|---|---|---|"]
+    for key in order:
+        seconds = statistics.mean(run["cpu_seconds"] for run in found[key].values())
+        seeds = ", ".join(map(str, sorted(found[key])))
+        scores = " | ".join(mean_and_spread(values[key][score]) for score in SCORES)
+        lines.append(f"| {key[0]} | {key[1]} | {seeds} | {seconds:.0f} | {scores} |")
+    lines += ["", "| difference, paired by seed | k-NN | linear |", "|---|---|---|"]
+    for ours in (key for key in order if key[0].startswith("ours")):
+        for theirs in (key for key in order if key[0] in REFERENCES):
+            columns = [
+                difference(*({seed: run[score] for seed, run in found[key].items()} for key in (ours, theirs)))
+                for score in SCORES
+            ]
+            if any(columns):
+                lines.append(f"| {ours[0]} ({ours[1]} epochs) - {theirs[0]} ({theirs[1]}) | {' | '.join(columns)} |")
+    commits = sorted({run["environment"]["commit"] for runs in found.values() for run in runs.values()})
+    return "\n".join([*lines, "", f"Commits {', '.join(commits)}."])
+
+
+def tried(cells: list[Cell]) -> str:
+    lines = ["| method | values | CPU seconds | k-NN | linear |", "|---|---|---|---|---|"]
+    finished = [(cell, read(cell.result)) for cell in cells if cell.result.exists()]
+    for cell, result in sorted(finished, key=lambda item: (item[0].method, -item[1]["knn_200"])):
+        values = ", ".join(f"{name} {value}" for name, value in cell.values.items()).replace("_", " ")
+        scores = " | ".join(f"{100 * result[score]:.1f}" for score in SCORES)
+        lines.append(f"| {cell.method} | {values or 'those of lightly'} | {result['cpu_seconds']:.0f} | {scores} |")
+    return "\n".join(lines)
+
+
+def draw(folder: Path, path: Path) -> None:
+    """k-NN on few images against CPU seconds, mean over seeds."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    drawn = {key: runs for key, runs in results_of(folder).items() if key[0] in METHODS}
+    for (name, epochs), runs in drawn.items():
+        curves = [[p for p in run["curve"] if "knn_200" in p] for run in runs.values()]
+        seconds = [statistics.mean(point["cpu_seconds"] for point in points) for points in zip(*curves)]
+        scores = [100 * statistics.mean(point["knn_200"] for point in points) for points in zip(*curves)]
+        color = COLORS[list(METHODS).index(name) % len(COLORS)]
+        axes.plot(seconds, scores, "o-", markersize=3, linewidth=1.6, color=color, label=f"{name}, {epochs} epochs")
+    axes.set_xlabel("CPU seconds of training", fontsize=9)
+    axes.set_ylabel("k-NN accuracy, %", fontsize=9)
+    axes.legend(fontsize=8, frameon=False)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    with rc_context({"svg.hashsalt": folder.name}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+def write() -> None:
+    """All that the finished cells can say."""
+    write_between_marks(DOCUMENT, "peers tuning", tried(TUNING))
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        if results_of(folder):
+            write_between_marks(DOCUMENT, f"peers {folder.name}", comparison(folder))
+            draw(folder, DOCUMENT.parent / f"peers_{folder.name}.svg")

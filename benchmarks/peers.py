@@ -1,0 +1,245 @@
+"""Instance classification against its peers, by what they reach per CPU second.
+
+    python benchmarks/peers.py cost --data cifar10/train                                    # CPU seconds of a step
+    python benchmarks/peers.py tune --data cifar10/train --test-data cifar10/test           # seed 0, CIFAR-10 only
+    python benchmarks/peers.py run --data cifar10/train --test-data cifar10/test            # seeds 1 to 3
+    python benchmarks/peers.py tables                                                       # docs/experiments.md
+
+The peers are lightly's (`peer_methods.py`): their losses, heads and values, on our encoder, views, order of images and
+evaluation. A cell is (method, values, seed, set, images, epochs); one that is finished is kept in
+`benchmarks/results/peers` and not run again. CPU seconds are those of training alone, on one thread.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import peer_tables
+import torch
+from peer_cells import METHODS, OURS, PRESETS, RESULTS, TUNING, Cell
+from peer_methods import build_peer
+from torch import Tensor
+
+from millionway import randomness
+from millionway.data.batches import plain_batches, view_batches
+from millionway.data.dataset import Dataset, open_dataset, open_test
+from millionway.data.sampler import Sampler
+from millionway.evaluation.features import Split, extract_split, labeled_split
+from millionway.evaluation.knn import knn
+from millionway.evaluation.linear import linear
+from millionway.files import write_whole
+from millionway.machine import describe_environment
+from millionway.model.encoder import Encoder
+from millionway.model.prior import PriorProgress, write_prior
+from millionway.model.schedule import learning_rate
+from millionway.parallel.group import Group
+from millionway.settings.pretrain import Pretrain
+from millionway.train.setup import build, resolve
+from millionway.train.step import train_step
+
+CPU = torch.device("cpu")
+COST = RESULTS / "cost.json"
+WARM_UP = 3  # steps that allocate and are not timed
+FEW = 3000  # images in the bank and as queries, along a run
+
+Step = Callable[[Tensor, Tensor, float], Tensor]
+"""(views, instance ids, learning rate from 0 to 1 of its peak) -> loss"""
+
+
+class CpuClock:
+    """CPU seconds of this process while it runs."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.process_time() - self.started
+
+
+@dataclass
+class Run:
+    """A cell that is being trained."""
+
+    config: Pretrain
+    encoder: Encoder
+    sampler: Sampler
+    step: Step
+    dataset: Dataset
+    warmup_epochs: float
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.training.epochs * self.sampler.steps_per_epoch
+
+    def steps(self) -> Iterator[Tensor]:
+        """Train; one loss per step."""
+        training, augmentation = self.config.training, self.config.augmentation
+        per_epoch = self.sampler.steps_per_epoch
+
+        def keys(step: int) -> list[int]:
+            epoch = step // per_epoch
+            return [randomness.key_of(training.seed, "view", epoch, view) for view in range(augmentation.views)]
+
+        batches = ((keys(step), self.sampler.batch(step)) for step in range(self.num_steps))
+        size = self.encoder.spec.image_size
+        made = view_batches(self.dataset.store, batches, size, CPU, **augmentation.of_a_view)
+        warmup = round(self.warmup_epochs * per_epoch)
+        for number, (images, instance_ids) in enumerate(made):
+            yield self.step(images, instance_ids, learning_rate(number, self.num_steps, warmup, 1.0))
+
+
+def begin(cell: Cell, dataset: Dataset) -> Run:
+    group = Group.current()
+    config = resolve(cell.config, dataset, CPU, group)
+    state, spec = build(config, dataset, CPU, group)
+    training, method, network = config.training, config.classifier, state.network
+    assert training.batch_size and training.lr and training.warmup_epochs is not None
+    sampler = Sampler(dataset.instance_ids, training.batch_size, training.seed)
+    if cell.method != OURS:
+        values = cell.peer_values
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(randomness.key_of(cell.seed, "peer") >> 1)
+            peer = build_peer(cell.method, network.encoder, values)
+
+        def peer_step(views: Tensor, instance_ids: Tensor, factor: float) -> Tensor:
+            return peer.step(*views.chunk(2), values.lr * factor)
+
+        return Run(config, network.encoder, sampler, peer_step, dataset, values.warmup_epochs)
+
+    peak = training.lr
+    ids = torch.cat(sampler.pass_over_all())
+    images = plain_batches(dataset.store, ids, spec.image_size, training.batch_size, CPU)
+    write_prior(method.prior, network, state.classifier, images, method.row_norm, PriorProgress())
+
+    def step(views: Tensor, instance_ids: Tensor, factor: float) -> Tensor:
+        return train_step(
+            network,
+            state.classifier,
+            state.optimizer,
+            views,
+            instance_ids,
+            None,
+            alpha=0.0,
+            lr=peak * factor,
+            row_lr=peak * factor * method.row_lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        ).loss
+
+    return Run(config, network.encoder, sampler, step, dataset, training.warmup_epochs)
+
+
+def measure(cell: Cell, dataset: Dataset, split: Split, few: Split | None) -> dict[str, Any]:
+    clock, curve = CpuClock(), []
+    with clock:
+        run = begin(cell, dataset)
+        steps = run.steps()
+    size, loss = run.encoder.spec.image_size, torch.tensor(0.0)
+    for epoch in range(1, cell.epochs + 1):
+        with clock:
+            for _ in range(run.sampler.steps_per_epoch):
+                loss = next(steps)
+        point = {"epoch": epoch, "cpu_seconds": clock.seconds, "loss": float(loss)}
+        if few is not None:
+            point |= dict(knn(*extract_split(run.encoder, few, size, CPU)))
+        curve.append(point)
+        print(cell.name, point, flush=True)
+    features = extract_split(run.encoder, split, size, CPU)
+    scores = {**dict(knn(*features)), **dict(linear(*features, cell.seed))}
+    return {"cpu_seconds": clock.seconds, **scores, "curve": curve}
+
+
+def run_cells(cells: list[Cell], data: str, test_data: str | None, with_curves: bool) -> None:
+    """Those that are not finished yet, one at a time."""
+    torch.set_num_threads(1)
+    for cell in cells:
+        if cell.result.exists():
+            continue
+        dataset = open_dataset(data, max_images=cell.images)
+        test = open_test(data, test_data, None)
+        split, few = (labeled_split(dataset, test, 0, num) for num in (None, FEW))
+        assert split is not None, f"{data} has no labels"
+        result = measure(cell, dataset, split, few if with_curves else None)
+        about = {"cell": asdict(cell), "environment": json.loads(describe_environment(CPU))}
+        cell.result.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(cell.result, json.dumps({**about, **result}, indent=1) + "\n")
+        print(cell.name, {name: round(result[name], 4) for name in ("knn_200", "linear_top1", "cpu_seconds")})
+
+
+def cost(cells: dict[str, Cell], data: str, rounds: int) -> dict[str, float]:
+    """CPU seconds of an epoch. Methods take turns step by step, so that neighbors on the machine slow all alike."""
+    torch.set_num_threads(1)
+    dataset = open_dataset(data, max_images=next(iter(cells.values())).images)
+    runs = {name: begin(cell, dataset) for name, cell in cells.items()}
+    steps = {name: run.steps() for name, run in runs.items()}
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + WARM_UP):
+        for name in runs:
+            started = time.process_time()
+            next(steps[name])
+            spent[name].append(time.process_time() - started)
+    middle = {name: statistics.median(times[WARM_UP:]) for name, times in spent.items()}
+    for name, run in runs.items():
+        views = run.sampler.batch_size * run.config.augmentation.views
+        print(f"{name}: {1000 * middle[name]:.1f} ms a step of {views} views, {1000 * middle[name] / views:.3f} a view")
+    return {name: middle[name] * run.sampler.steps_per_epoch for name, run in runs.items()}
+
+
+def epochs_of(name: str, like: str, epochs: int) -> int:
+    """As many as take the CPU seconds of `epochs` of another method."""
+    seconds = json.loads(COST.read_text())["seconds_of_an_epoch"]
+    return max(1, round(epochs * seconds[like] / seconds[name]))
+
+
+def comparison(chosen: argparse.Namespace) -> list[Cell]:
+    """Equal CPU seconds first, for every seed; then equal views, and SimCLR with as many steps."""
+    at = {"images": chosen.images, "set": chosen.set}
+    equal = {name: epochs_of(name, "SimCLR", chosen.epochs) for name in METHODS}
+    cells = [
+        Cell(METHODS[name].method, METHODS[name].values, seed, epochs=equal[name], **at)
+        for seed in chosen.seeds
+        for name in chosen.methods
+    ]
+    for seed in chosen.seeds:
+        ours = METHODS["ours"].values
+        cells.append(Cell(OURS, ours, seed, epochs=2 * chosen.epochs // ours["views"], **at))
+        half = {**METHODS["SimCLR"].values, "batch_size": METHODS["SimCLR"].values["batch_size"] // 2}
+        cells.append(Cell("SimCLR", half, seed, epochs=chosen.epochs, **at))
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("cost", "tune", "run", "tables"))
+    parser.add_argument("--data")
+    parser.add_argument("--test-data")
+    parser.add_argument("--set", choices=PRESETS, default="cifar10", help="which set --data is")
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--epochs", type=int, default=10, help="of SimCLR; the others take its CPU seconds")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=15, help="steps of each method that are timed")
+    chosen = parser.parse_args()
+    if chosen.part == "tables":
+        peer_tables.write()
+        return
+    if chosen.data is None:
+        parser.error("--data says where the images are")
+    if chosen.part == "cost":
+        seconds = cost(METHODS, chosen.data, chosen.rounds)
+        environment = json.loads(describe_environment(CPU))
+        COST.write_text(json.dumps({"seconds_of_an_epoch": seconds, "environment": environment}, indent=1) + "\n")
+    else:
+        cells = TUNING if chosen.part == "tune" else comparison(chosen)
+        run_cells(cells, chosen.data, chosen.test_data, with_curves=chosen.part == "run")
+
+
+if __name__ == "__main__":
+    main()
