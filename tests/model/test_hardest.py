@@ -1,5 +1,6 @@
 import reference
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,19 +46,35 @@ def test_bounds_and_blocks_change_nothing(monkeypatch) -> None:
     unit = torch.nn.functional.normalize(rows.double())
     cosines = (unit @ unit.T).masked_fill(~alive, -torch.inf).fill_diagonal_(-torch.inf)
     monkeypatch.setattr(hardest, "MIN_SAMPLE_ROWS", 256)
-    for block, list_bytes in ((512, 1 << 31), (300, 0)):
+    monkeypatch.setattr(hardest, "PANEL_BYTES", 0)
+    for block, panel_bytes in ((512, 1 << 31), (300, 0)):
         monkeypatch.setitem(hardest.BLOCK_ROWS, "cpu", block)
-        monkeypatch.setattr(hardest, "MAX_CANDIDATE_BYTES", list_bytes)
+        monkeypatch.setattr(hardest, "ONE_PANEL_BYTES", panel_bytes)
         table = hardest.top_k(rows, 10, alive).long()
         expected = cosines.topk(10, dim=1).values
         assert torch.allclose(cosines.gather(1, table), expected, atol=1e-12)
         assert bool((table.sort(dim=1).values.diff(dim=1) > 0).all())
 
 
-def test_an_earlier_table_changes_nothing() -> None:
-    before, alive = clustered(3000), torch.ones(3000, dtype=torch.bool)
-    table = hardest.top_k(before, 10, alive)
-    rows = before + 0.05 * torch.randn(before.shape, generator=torch.Generator().manual_seed(1))
-    alive[table[5, 0].long()] = False
-    assert torch.equal(hardest.top_k(rows, 10, alive, table), hardest.top_k(rows, 10, alive))
-    assert torch.equal(hardest.top_k(rows, 12, alive, table), hardest.top_k(rows, 12, alive))
+def test_nearly_collapsed_rows_are_told_apart_by_float32(monkeypatch) -> None:
+    """Mean cosine 0.999 and 0.999999: the cosines differ by less than float32 can hold, the rows do not."""
+    monkeypatch.setattr(hardest, "MIN_SAMPLE_ROWS", 256)
+    searched_alone = []
+    one_by_one = hardest._Search.one_by_one
+    monkeypatch.setattr(
+        hardest._Search, "one_by_one", lambda *args: (searched_alone.append(len(args[1])), one_by_one(*args))
+    )
+    for spread in (0.03, 0.001):
+        g = torch.Generator().manual_seed(0)
+        rows = torch.randn(16, generator=g) + spread * 4 * F.normalize(torch.randn(2000, 16, generator=g))
+        unit = F.normalize(rows.double())
+        cosines = (unit @ unit.T).fill_diagonal_(-torch.inf)
+        table = hardest.top_k(rows, 10, torch.ones(2000, dtype=torch.bool))
+        assert torch.allclose(cosines.gather(1, table.long()), cosines.topk(10, dim=1).values, rtol=0, atol=1e-15)
+    assert max(searched_alone) < 20  # that takes many times as long
+
+
+def test_rows_without_a_direction_have_cosine_zero() -> None:
+    rows = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.1], [-1.0, 0.2], [0.9, 0.1]])
+    table = hardest.top_k(rows, 4, torch.ones(5, dtype=torch.bool)).tolist()
+    assert table[0] == [4, 1, 3, 2] and table[1] == [0, 2, 3, 4]

@@ -212,16 +212,13 @@ class InstanceClassifier(nn.Module):
         self.step += 1
 
     @torch.no_grad()
-    def hardest(self, k: int, earlier: Int[Tensor, "classes _"] | None = None) -> Int[Tensor, "classes k"]:
-        """The k classes whose rows are most similar to each row, itself excluded: int32 ids, most similar first.
-
-        earlier: the table of an epoch ago; with it the same result comes sooner.
-        """
+    def hardest(self, k: int) -> Int[Tensor, "classes k"]:
+        """The k classes whose rows are most similar to each row, itself excluded: int32 ids, most similar first."""
         num_others = int(collectives.all_reduce(self.group, self.alive.sum())) - 1
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
         with torch.autocast(self.weight.device.type, enabled=False):
-            return hardest_search.top_k(self.weight, k, self.alive, earlier, self.group, self.num_instances)
+            return hardest_search.top_k(self.weight, k, self.alive, self.group, self.num_instances)
 
     def num_ahead(
         self, embeddings: Float[Tensor, "batch dim"], instance_ids: Int[Tensor, " batch"]

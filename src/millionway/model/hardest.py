@@ -1,19 +1,18 @@
-"""Exact top-K among rows, by cosine. Never [classes, classes] in memory.
+"""Exact top-K among rows, by cosine. Never [classes, classes] in memory, and no second copy of the rows.
 
-A bound per row, known before the search, lets nearly all products pass by with one comparison:
+1. A guess at a lower bound of each row's K-th best cosine, from a sample of the rows.
+2. All products, block by block; nearly all entries pass by with one comparison. What reaches the bound of its row joins
+   the row's best so far, and these raise the bound. A block of products serves its rows and its columns, so half of
+   them are enough within a panel of rows whose best so far fit into memory.
+3. The K best, ordered by (cosine, lower id): where float32 cannot tell, in float64. A row whose bound was too high, or
+   with more near-ties than there is room for, as among duplicates, is searched again alone.
 
-1. A lower bound of each row's K-th best cosine. From an earlier table it is certain: its neighbors, scored again.
-   Without one it is a guess from a sample of the rows, checked at the end.
-2. All products, block by block. A block serves its rows and its columns, so half of them are enough. What reaches the
-   bound is a candidate of its row. Rows are sorted by their bound, so that one number serves a whole block.
-3. The K best candidates, ordered by (cosine, lower id). Where float32 cannot tell, in float64. A row with too few
-   candidates (the guess was too high) or too many (many duplicates) is searched alone.
-
-The rows of several ranks meet by traveling around the ring of ranks, once for step 2 and once for step 3. The result
-does not depend on ranks, blocks, bounds or guesses.
+The rows of several ranks meet by traveling around the ring of ranks: twice for each panel, and once for what is
+searched alone. The result does not depend on ranks, blocks, panels or bounds.
 """
 
 import functools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,19 +23,51 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from millionway.model import threads
-from millionway.model.rows import TINY_NORM
+from millionway.model.cosines import Frame, exact_cosines, first_of_each, float64_device, in_order, rounding
+from millionway.model.rows import inverse_norms
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
 from millionway.parallel.layout import find_places, local_range
 
 BLOCK_ROWS = {"cpu": 1024}  # 4 MiB of cosines for each core; a GPU wants larger products
 BLOCK_ROWS_ELSEWHERE = 8192
-BLOCKS_AT_ONCE = 32  # that a worker takes
-ROUNDING = 2e-6  # two float32 cosines that differ by more are in the same order in float64
-MARGIN = 1e-5  # what is nearer to the K-th than this is told apart in float64
-MIN_SAMPLE_ROWS = 4096
-MAX_CANDIDATE_BYTES = 1 << 31  # beyond it the rows are searched in several panels, and blocks between them twice
-NO_BOUND = -2.0
+BLOCKS_AT_ONCE = 32  # that a thread takes
+SAMPLE_EVERY = 64  # one row in so many is in the sample
+MIN_SAMPLE_ROWS = 2048
+SPARE = 28  # kept besides the K best, so that float64 can choose among near-ties
+PENDING = 64  # candidates that wait to be sorted in, per row on average
+# For the best so far of a panel's rows, and what waits. If all rows are one panel half of the products are enough.
+ONE_PANEL_BYTES = 320 << 20
+PANEL_BYTES = 48 << 20
+ALONE_AT_ONCE = 64
+MAX_ALONE_CANDIDATES = 1 << 20
+
+
+def top_k(
+    rows: Float[Tensor, "classes dim"],
+    k: int,
+    alive: Bool[Tensor, " classes"],
+    group: Group | None = None,
+    num_instances: int | None = None,
+) -> Int[Tensor, "classes k"]:
+    """Ids of the k most similar other rows of all ranks, most similar first, ties by lower id; dead rows left out."""
+    group = group or Group()
+    num_instances = len(rows) if num_instances is None else num_instances
+    block = BLOCK_ROWS.get(rows.device.type, BLOCK_ROWS_ELSEWHERE)
+    own = _Shard(local_range(num_instances, group.rank, group.size)[0], rows, alive, block)
+    search = _Search(own, k, group, num_instances)
+    table = torch.empty(len(rows), k, dtype=torch.int32, device=rows.device)
+    num_rows = max(1, local_range(num_instances, 0, group.size)[1])  # as many panels on all ranks: rows travel together
+    row_bytes = 8 * search.width + 10 * PENDING + 4 * rows.shape[1]
+    panel_rows = (
+        num_rows if num_rows * row_bytes <= ONE_PANEL_BYTES else max(1, PANEL_BYTES // row_bytes // block) * block
+    )
+    alone = [
+        search.run(range(first, min(first + panel_rows, len(rows)), block), table)
+        for first in range(0, num_rows, panel_rows)
+    ]
+    search.one_by_one(torch.cat(alone), table)
+    return table
 
 
 @dataclass
@@ -46,338 +77,257 @@ class _Shard:
     first_id: int
     rows: Tensor
     alive: Tensor
+    block: int
 
-    def unit(self) -> Tensor:
-        return F.normalize(self.rows.float(), eps=TINY_NORM)
+    def starts(self) -> range:
+        """Of the blocks."""
+        return range(0, len(self.rows), self.block)
+
+    def part(self, start: int) -> slice:
+        return slice(start, start + self.block)
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         return find_places(ids, self.first_id, self.first_id + len(self.rows))
 
 
-def top_k(
-    rows: Float[Tensor, "classes dim"],
-    k: int,
-    alive: Bool[Tensor, " classes"],
-    earlier: Int[Tensor, "classes _"] | None = None,
-    group: Group | None = None,
-    num_instances: int | None = None,
-) -> Int[Tensor, "classes k"]:
-    """Ids of the k most similar other rows of all ranks, most similar first, ties by lower id; dead rows left out.
+class _Best:
+    """The best so far of a block of rows. Several threads may add to it."""
 
-    earlier: a table of the same rows from before they moved; the result is the same, sooner.
-    """
-    num_instances = len(rows) if num_instances is None else num_instances
-    travel = _Travel(rows, alive, group or Group(), num_instances)
-    own = travel.own()
-    unit = own.unit()
-    sample = _Sample.take(unit, k, travel)
-    bounds = unit.new_full((len(unit),), NO_BOUND)
-    if earlier is not None and earlier.shape[1] >= k:
-        bounds = _bounds_from_table(unit, earlier[:, :k], travel)
-    bounds = sample.raise_low(unit, bounds)
-    result, undecided, alone = _Search(own, unit, k, bounds - MARGIN).run(travel)
-    _Decision(own, unit, k, undecided, alone).run(travel, result)
-    return result
+    def __init__(self, start: int, lifted: Tensor, bound: Tensor, k: int, width: int) -> None:
+        self.start, self.lifted, self.k = start, lifted, k
+        self.first_bound, self.bound = bound, bound.clone()
+        self.scores = bound.new_full((len(bound), width), -torch.inf)
+        self.ids = torch.zeros(len(bound), width, dtype=torch.int32, device=bound.device)
+        self.waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.num_waiting = 0
+        self.lock = threading.Lock()
 
+    def add(self, row: Tensor, ids: Tensor, scores: Tensor) -> None:
+        with self.lock:
+            self.waiting.append((row.to(torch.int16), ids, scores))
+            self.num_waiting += len(row)
+            if self.num_waiting >= PENDING * len(self.bound):
+                self.sort_in()
 
-@dataclass
-class _Travel:
-    """The journeys of all ranks' rows."""
+    def sort_in(self) -> None:
+        """Those that wait join the best, and these raise the bound."""
+        if self.num_waiting == 0:
+            return
+        row, ids, scores = (torch.cat(parts) for parts in zip(*self.waiting))
+        self.waiting, self.num_waiting = [], 0
+        order = _stable_order(row)
+        row = row[order].long()
+        num = torch.bincount(row, minlength=len(self.bound))
+        slot = torch.arange(len(row), device=row.device) - torch.index_select(num.cumsum(0) - num, 0, row)
+        width, more = self.scores.shape[1], int(num.amax())
+        wide, wide_ids = F.pad(self.scores, (0, more), value=-torch.inf), F.pad(self.ids, (0, more))
+        flat = row * (width + more) + width + slot
+        wide.view(-1)[flat] = scores[order]
+        wide_ids.view(-1)[flat] = ids[order]
+        self.scores, places = wide.topk(width, dim=1, sorted=False)
+        self.ids = wide_ids.gather(1, places)
+        last = self.scores.amin(dim=1)
+        torch.maximum(self.bound, last - rounding(self.lifted[:, -1], last), out=self.bound)
 
-    rows: Tensor
-    alive: Tensor
-    group: Group
-    num_instances: int
+    def finish(self) -> None:
+        """Find what is too close for float32, for `score` and `write`."""
+        self.sort_in()
+        k = self.k
+        self.scores, order = self.scores.sort(dim=1, descending=True)
+        self.ids = self.ids.gather(1, order)
+        kth, apart = self.scores[:, k - 1 : k], rounding(self.lifted[:, -1:], self.scores[:, k - 1 : k])
+        near_next = F.pad(self.scores[:, :-1] - self.scores[:, 1:] < apart, (1, 1))
+        close = near_next[:, :-1] | near_next[:, 1:] | ((self.scores - kth).abs() < apart)
+        close[:, k - 1] &= close.sum(dim=1) > 1  # the k-th is near itself
+        # Rows that may have more near-ties than are here, or whose first bound was too high.
+        self.alone = (self.scores[:, -1:] >= kth - apart)[:, 0] | ((kth - apart)[:, 0] < self.first_bound)
+        self.close = (close & ~self.alone[:, None]).nonzero()
+        self.exact = torch.zeros(len(self.close), dtype=torch.float64, device=float64_device(self.scores))
 
-    def own(self) -> _Shard:
-        return _Shard(local_range(self.num_instances, self.group.rank, self.group.size)[0], self.rows, self.alive)
+    def score(self, own: "_Shard", shard: "_Shard") -> None:
+        """In float64, those whose rows are in the shard."""
+        row, column = self.close.T
+        places, here = shard.places(self.ids[row, column])
+        here = here.nonzero()[:, 0]
+        if len(here):
+            exact = exact_cosines(own.rows, self.start + row[here], shard.rows, places[here])
+            self.exact[here.to(exact.device)] = exact - 1
 
-    def ring(self) -> Iterator[_Shard]:
-        """Everybody's rows, our own first."""
-        for first_id, (rows, alive) in collectives.ring(self.group, self.num_instances, self.rows, self.alive):
-            yield _Shard(first_id, rows, alive)
-
-
-def _bounds_from_table(unit: Tensor, earlier: Tensor, travel: _Travel) -> Tensor:
-    """The smallest cosine with the earlier neighbors: at least K rows are that near.
-
-    A row that has lost a neighbor gets none, so many candidates, and is searched alone.
-    """
-    bounds = unit.new_full((len(unit),), 2.0)
-    for shard in travel.ring():
-        others = shard.unit()
-        if len(others) == 0:
-            continue
-        smallest = functools.partial(_smallest_cosines, shard, others)
-        parts = threads.on_each(smallest, zip(unit.split(64), earlier.split(64)), unit.device)
-        bounds = torch.minimum(bounds, torch.cat([bounds[:0], *parts]))
-    return bounds
-
-
-def _smallest_cosines(shard: _Shard, others: Tensor, part: tuple[Tensor, Tensor]) -> Tensor:
-    """Of each row with those of its neighbors that are in the shard."""
-    unit, ids = part
-    places, here = shard.places(ids)
-    near = torch.index_select(others, 0, places.flatten()).view(*ids.shape, -1)
-    cosines = torch.bmm(near, unit[:, :, None])[:, :, 0]
-    cosines.masked_fill_(~shard.alive[places], NO_BOUND)
-    return cosines.masked_fill_(~here, 2.0).amin(dim=1)
-
-
-def _room(k: int) -> int:
-    """Candidates a row may have: the K best, and what a cautious bound lets in besides. More: it is searched alone."""
-    return 10 * k + 512
-
-
-@dataclass
-class _Sample:
-    """Some rows of all ranks, from which it is estimated how many of all reach a bound."""
-
-    columns: Tensor  # [dim, sample]
-    place: int
-    """the n-th best of the sample is about the n x N / sample-th of all: more than K, and well within the room"""
-    few: int
-    """a bound that this many of the first `checked` reach lets in too many"""
-    checked: int
-
-    @staticmethod
-    def take(unit: Tensor, k: int, travel: _Travel) -> "_Sample":
-        """Estimates from n rows of a sample are off by a factor of 1 / sqrt(n) or so; n is at least 12 here."""
-        num, own, room = travel.num_instances, travel.own(), _room(k)
-        every = max(1, num // max(MIN_SAMPLE_ROWS, -(-24 * num // room)))
-        ids = torch.arange(0, num, every, device=unit.device)
-        places, here = own.places(ids)
-        places = places[here]
-        sample = collectives.all_gather_uneven(travel.group, unit[places[own.alive[places]]])
-        if num <= 8 * k or len(sample) == 0:
-            return _Sample(unit.new_empty(unit.shape[1], 0), 0, 1, 0)  # everything is a candidate
-        place = min(len(sample), max(12, -(-4 * k * len(sample) // num)))
-        checked = min(len(sample), -(-12 * num // room))
-        order = torch.randperm(len(sample), generator=torch.Generator().manual_seed(0)).to(unit.device)
-        return _Sample(sample[order].T.contiguous(), place, max(1, checked * room // (2 * num)), checked)
-
-    def raise_low(self, unit: Tensor, bounds: Tensor) -> Tensor:
-        """Bounds that would let in too many become guesses, checked at the end. They may be too high for a few rows."""
-        if self.checked == 0:
-            return bounds
-        parts = zip(unit.split(1024), bounds.split(1024))
-        return torch.cat([bounds[:0], *threads.on_each(self._raise, parts, unit.device)])
-
-    def _raise(self, part: tuple[Tensor, Tensor]) -> Tensor:
-        unit, bounds = part
-        known = bounds > NO_BOUND
-        low = ~known
-        if bool(known.any()):
-            low |= ((unit @ self.columns[:, : self.checked]) >= bounds[:, None]).sum(dim=1) > self.few
-        if bool(low.any()):
-            guesses = (unit[low] @ self.columns).topk(self.place, dim=1).values[:, -1]
-            bounds[low] = torch.maximum(bounds[low], guesses)
-        return bounds
+    def write(self, table: Tensor) -> None:
+        """The k best, in order."""
+        row, column = self.close.T.to(self.exact.device)
+        rows, row = row.unique(return_inverse=True)
+        scores = self.scores[rows.to(self.scores.device)].to(self.exact.device, torch.float64)
+        scores[row, column] = self.exact
+        rows = rows.to(self.ids.device)
+        self.ids[rows] = in_order(self.ids[rows].to(scores.device), scores).to(self.ids.device)
+        table[self.start : self.start + len(self.ids)] = self.ids[:, : self.k]
 
 
 class _Search:
-    """This rank's rows, in the order of their bounds, and their candidates."""
+    """This rank's rows among those of all ranks."""
 
-    def __init__(self, own: _Shard, unit: Tensor, k: int, bounds: Tensor) -> None:
-        self.k, self.device = k, unit.device
-        self.block = BLOCK_ROWS.get(unit.device.type, BLOCK_ROWS_ELSEWHERE)
-        bounds, self.order = bounds.sort(stable=True)
-        self.bounds = list(bounds.split(self.block)) if len(unit) else []
-        self.lowest = [float(block[0]) for block in self.bounds]
-        self.unit = unit[self.order].split(self.block)
-        self.ids = (self.order + own.first_id).to(torch.int32).split(self.block)
-        self.alive = None if bool(own.alive.all()) else own.alive[self.order].split(self.block)
-        self.room = _room(k)
-        self.counts = [torch.zeros_like(block, dtype=torch.int64) for block in self.bounds]
-        self.candidates: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in self.bounds]
+    def __init__(self, own: _Shard, k: int, group: Group, num_instances: int) -> None:
+        self.own, self.k, self.group, self.num_instances = own, k, group, num_instances
+        self.device, self.width = own.rows.device, k + SPARE
+        self.all_alive = not collectives.any_rank(group, not bool(own.alive.all()))
+        self.frame = Frame(self._mean())
+        every = max(1, min(SAMPLE_EVERY, num_instances // max(MIN_SAMPLE_ROWS, 4 * k)))
+        places, here = own.places(torch.arange(0, num_instances, every, device=self.device))
+        places = places[here]
+        sample = collectives.all_gather_uneven(group, own.rows[places[own.alive[places]]])
+        self.sample = self.frame.keys(self.frame.lift(sample))
 
-    def run(self, travel: _Travel) -> tuple[Tensor, list["_Undecided"], list[int]]:
-        """(table, what is to be told apart, places of rows to be searched alone)"""
-        table = torch.empty(len(self.order), self.k, dtype=torch.int32, device=self.device)
-        undecided, alone = [], []
-        blocks = range(len(self.bounds))
-        panel = max(1, MAX_CANDIDATE_BYTES // (8 * self.room * self.block))
-        if travel.group.size > 1:
-            panel = max(1, len(blocks))  # one journey for all
-        for start in range(0, max(1, len(blocks)), panel):
-            here = blocks[start : start + panel]
-            for shard in travel.ring():
-                if shard.rows is travel.rows:
-                    self._among_themselves(here)
-                else:
-                    self._with(shard)
-            for block, (best, some, to_search) in zip(here, threads.on_each(self._choose, here, self.device)):
-                places = self.order[block * self.block :][: len(best)]
-                table[places] = best
-                some.rows = places[some.rows]
-                undecided.append(some)
-                alone += places[to_search].tolist()
-        return table, undecided, alone
+    def run(self, starts: range, table: Tensor) -> Int[Tensor, " alone"]:
+        """Fill the rows of these blocks in the table. Returns the places of rows that have to be searched alone."""
+        panel = dict(zip(starts, threads.on_each(self._bounded, starts, self.device)))
+        for shard in self._ring():
+            is_own = shard.rows is self.own.rows
+            if is_own:
+                self._among_themselves(panel)
+            self._with(shard, panel, [start for start in shard.starts() if not (is_own and start in panel)])
+        threads.on_each(_Best.finish, panel.values(), self.device)
+        for shard in self._ring():
+            threads.on_each(functools.partial(_Best.score, own=self.own, shard=shard), panel.values(), self.device)
+        threads.on_each(functools.partial(_Best.write, table=table), panel.values(), self.device)
+        alone = [start + best.alone.nonzero()[:, 0] for start, best in panel.items()]
+        return torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *alone])
 
-    def _among_themselves(self, panel: range) -> None:
-        """Blocks of the panel with each other, both ways at once; and with the blocks outside, one way."""
-        items = []
-        for i in panel:
-            others = [j for j in range(len(self.bounds)) if j >= i or j not in panel]
-            items += [(i, others[n : n + BLOCKS_AT_ONCE]) for n in range(0, len(others), BLOCKS_AT_ONCE)]
+    def _ring(self) -> Iterator[_Shard]:
+        """Everybody's rows, our own first."""
+        own = self.own.rows, self.own.alive
+        for first_id, (rows, alive) in collectives.ring(self.group, self.num_instances, *own):
+            yield _Shard(first_id, rows, alive, self.own.block)
 
-        def scan(item: tuple[int, list[int]]) -> None:
-            i, others = item
-            memory = self.unit[0].new_empty(self.block**2)
-            for j in others:
-                both_ways = i != j and j in panel
-                lowest = min(self.lowest[i], self.lowest[j]) if both_ways else self.lowest[i]
-                row, column, scores = _reaching(self.unit[i], self.unit[j], lowest, memory)
-                if i == j:
-                    row, column, scores = (part[row != column] for part in (row, column, scores))
-                self._add(i, row, scores, self.ids[j], column, None if self.alive is None else self.alive[j])
-                if both_ways:
-                    self._add(j, column, scores, self.ids[i], row, None if self.alive is None else self.alive[i])
+    def _mean(self) -> Float[Tensor, " dim"]:
+        """Of the unit rows of all ranks."""
+        total = torch.zeros(self.own.rows.shape[1], device=self.device)
+        for start in self.own.starts():
+            rows = self.own.rows[self.own.part(start)].float()
+            total += (rows * inverse_norms(rows)).sum(dim=0)
+        return collectives.all_reduce(self.group, total) / self.num_instances
 
-        threads.on_each(scan, items, self.device)
+    def _lifted(self, shard: _Shard, start: int) -> Tensor:
+        return self.frame.lift(shard.rows[shard.part(start)])
 
-    def _with(self, shard: _Shard) -> None:
-        """All rows with those of another rank."""
-        unit = shard.unit().split(self.block)
-        ids = torch.arange(shard.first_id, shard.first_id + len(shard.rows), dtype=torch.int32, device=self.device)
-        alive = shard.alive.split(self.block)
-        if len(shard.rows) == 0:
-            return
+    def _bounded(self, start: int) -> _Best:
+        """A block with the bounds that the sample suggests.
 
-        def scan(i: int) -> None:
-            memory = unit[0].new_empty(self.block**2)
-            for others, other_ids, others_alive in zip(unit, ids.split(self.block), alive):
-                row, column, scores = _reaching(self.unit[i], others, self.lowest[i], memory)
-                self._add(i, row, scores, other_ids, column, others_alive)
+        The n-th best of the sample is about the n N / sample-th of all, off by a factor of 1 / sqrt(n) or so. With n so
+        that it is the 4 k-th, less than one row in a thousand has too few that reach it, and is searched alone.
+        """
+        lifted = self._lifted(self.own, start)
+        n = max(12, -(-4 * self.k * len(self.sample) // self.num_instances))
+        bound = lifted.new_full((len(lifted),), -torch.inf)
+        if n < len(self.sample) // 2:
+            bound = (lifted @ self.sample.T).topk(n, dim=1).values[:, -1]
+        return _Best(start, lifted, bound, self.k, self.width)
 
-        threads.on_each(scan, range(len(self.bounds)), self.device)
+    def _among_themselves(self, panel: dict[int, _Best]) -> None:
+        """Blocks of the panel with each other, both ways at once."""
+        starts = list(panel)
+        pairs = [(n, at) for n in range(len(starts)) for at in range(n, len(starts), BLOCKS_AT_ONCE)]
 
-    def _add(
-        self, block: int, row: Tensor, scores: Tensor, ids: Tensor, column: Tensor, others_alive: Tensor | None
-    ) -> None:
-        """Keep what reaches the bound of its own row. Several workers may do so for one block at a time."""
-        good = scores >= torch.index_select(self.bounds[block], 0, row)
-        if others_alive is not None:
-            good &= torch.index_select(others_alive, 0, column)
-        good = _places(good)
-        if len(good) == 0:
-            return
-        row = row[good]
-        self.candidates[block].append((row.to(torch.int16), ids[column[good]], scores[good]))
-        counts = self.counts[block].add_(torch.bincount(row, minlength=len(self.counts[block])))
-        # No candidate reaches this; a count that two workers add to at once may be too low, and only takes memory.
-        self.bounds[block].masked_fill_(counts > self.room, torch.inf)
+        def scan(pair: tuple[int, int]) -> None:
+            n, at = pair
+            here = panel[starts[n]]
+            memory = here.lifted.new_empty(self.own.block**2)
+            for start in starts[at : at + BLOCKS_AT_ONCE]:
+                there = panel[start]
+                scores = _product(here.lifted, self.frame.keys(there.lifted), memory)
+                if there is here:
+                    scores.fill_diagonal_(-torch.inf)
+                row, column, reaching = _reaching(scores, here.bound, by_column=False)
+                self._add(here, row, self.own, start + column, reaching)
+                if there is not here:
+                    row, column, reaching = _reaching(scores, there.bound, by_column=True)
+                    self._add(there, column, self.own, starts[n] + row, reaching)
 
-    def _choose(self, block: int) -> tuple[Tensor, "_Undecided", Tensor]:
-        """(table, what float32 leaves open, rows to be searched alone)"""
-        rows = [torch.empty(0, dtype=torch.int16, device=self.device), *(c[0] for c in self.candidates[block])]
-        some_ids = [torch.empty(0, dtype=torch.int32, device=self.device), *(c[1] for c in self.candidates[block])]
-        some_scores = [self.bounds[block][:0], *(c[2] for c in self.candidates[block])]
-        self.candidates[block] = []
-        row, ids, scores = torch.cat(rows), torch.cat(some_ids), torch.cat(some_scores)
-        order = _stable_order(row)
-        row = row[order].long()
-        num = torch.bincount(row, minlength=len(self.bounds[block]))
-        slot = torch.arange(len(row), device=self.device) - torch.index_select(num.cumsum(0) - num, 0, row)
-        width = max(self.k + 1, int(num.amax()))
-        flat = row * width + slot
-        table = scores.new_full((len(num), width), -torch.inf)
-        table.view(-1)[flat] = scores[order]
-        table_ids = ids.new_zeros(len(num), width)
-        table_ids.view(-1)[flat] = ids[order]
-        return self._best(block, table_ids, table)
+        threads.on_each(scan, pairs, self.device)
 
-    def _best(self, block: int, ids: Tensor, scores: Tensor) -> tuple[Tensor, "_Undecided", Tensor]:
-        """The first K of the candidates by float32, of a few more than K."""
-        k, width = self.k, scores.shape[1]
-        scores, places = scores.topk(min(k + 8, width), dim=1)
-        ids = ids.gather(1, places)
-        gaps = scores[:, :-1] - scores[:, 1:]
-        close = F.pad(gaps < ROUNDING, (1, 1))  # with the one before, with the one after
-        close = (close[:, :-1] | close[:, 1:]) | ((scores - scores[:, k - 1 : k]).abs() < MARGIN)
-        close[:, k - 1] &= close.sum(dim=1) > 1
-        # Searched alone: where the K-th does not clear the bound, so that one outside might be nearer by rounding; and
-        # where more than the few are as near as the K-th, as among duplicates.
-        kth, last = scores[:, k - 1], scores[:, -1]
-        alone = kth < self.bounds[block] + MARGIN / 2
-        if scores.shape[1] < width:
-            alone |= (last >= kth - MARGIN) & ~torch.isinf(last)
-        unsure = (close.any(dim=1) & ~alone).nonzero()[:, 0]
-        return ids[:, :k], _Undecided(unsure, ids[unsure], scores[unsure], close[unsure]), alone.nonzero()[:, 0]
+    def _with(self, shard: _Shard, panel: dict[int, _Best], starts: list[int]) -> None:
+        """Blocks of the panel with others, one way."""
 
+        def scan(here: _Best) -> None:
+            memory = here.lifted.new_empty(self.own.block**2)
+            for start in starts:
+                scores = _product(here.lifted, self.frame.keys(self._lifted(shard, start)), memory)
+                row, column, reaching = _reaching(scores, here.bound, by_column=False)
+                self._add(here, row, shard, start + column, reaching)
 
-@dataclass
-class _Undecided:
-    """Rows some of whose candidates are too close for float32."""
+        threads.on_each(scan, panel.values() if starts else [], self.device)
 
-    rows: Tensor  # [undecided]
-    ids: Tensor  # [undecided, candidates]
-    scores: Tensor
-    close: Tensor
-    """the candidates to be told apart; float32 has the others in their order, also with respect to these"""
+    def _add(self, best: _Best, row: Tensor, shard: _Shard, places: Tensor, scores: Tensor) -> None:
+        """places: of the candidates among the shard's rows."""
+        if not self.all_alive:
+            lives = shard.alive[places].nonzero()[:, 0]
+            row, places, scores = row[lives], places[lives], scores[lives]
+        if len(row):
+            best.add(row, (places + shard.first_id).to(torch.int32), scores)
 
-    def split(self, size: int) -> Iterator["_Undecided"]:
-        parts = zip(*(each.split(size) for each in (self.rows, self.ids, self.scores, self.close)))
-        return (_Undecided(*part) for part in parts)
+    def one_by_one(self, places: Int[Tensor, " alone"], table: Tensor) -> None:
+        """Search these rows again, with room for any number of near-ties."""
+        batches = [_Alone(some, self.frame.lift(self.own.rows[some])) for some in places.split(ALONE_AT_ONCE)]
+        for shard in self._ring():
+            threads.on_each(functools.partial(self._search, shard), batches if len(places) else [], self.device)
+        for batch in batches if len(places) else []:
+            _, ids, _ = batch.first(self.k)
+            table[batch.places] = ids.view(len(batch.places), self.k).to(table.device, torch.int32)
+
+    def _search(self, shard: _Shard, batch: "_Alone") -> None:
+        """First for the k-th best score by float32, then for all that are as near."""
+        best = batch.lifted.new_full((len(batch.places), self.k), -torch.inf)
+        for start in shard.starts():
+            best = torch.cat([best, self._scores(batch, shard, start)], dim=1).topk(self.k, dim=1).values
+        bound = best[:, -1] - rounding(batch.lifted[:, -1], best[:, -1])
+        for start in shard.starts():
+            scores = self._scores(batch, shard, start)
+            row, column = ((scores >= bound[:, None]) & ~torch.isinf(scores)).nonzero(as_tuple=True)
+            exact = exact_cosines(self.own.rows, batch.places[row], shard.rows, start + column)
+            batch.add(row.to(exact.device), (shard.first_id + start + column).to(exact.device), exact, self.k)
+
+    def _scores(self, batch: "_Alone", shard: _Shard, start: int) -> Tensor:
+        scores = batch.lifted @ self.frame.keys(self._lifted(shard, start)).T
+        scores.masked_fill_(~shard.alive[shard.part(start)], -torch.inf)
+        here, own = shard.places(batch.places + self.own.first_id)[0] - start, shard.first_id == self.own.first_id
+        is_self = (here >= 0) & (here < scores.shape[1]) & own
+        scores[is_self, here[is_self]] = -torch.inf
+        return scores
 
 
-class _Decision:
-    """What float32 left open, in float64; and the rows to be searched alone."""
+class _Alone:
+    """Some rows of a search without bounds, and their candidates in float64."""
 
-    def __init__(self, own: _Shard, unit: Tensor, k: int, undecided: list[_Undecided], alone: list[int]) -> None:
-        self.own, self.unit, self.k, self.alone = own, unit, k, alone
-        self.undecided = [part for some in undecided for part in some.split(256)]
-        self.exact = [_float64(part.scores).copy_(part.scores) for part in self.undecided]
-        self.found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in alone]
+    def __init__(self, places: Tensor, lifted: Tensor) -> None:
+        self.places, self.lifted = places, lifted
+        self.candidates: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.num = 0
 
-    def run(self, travel: _Travel, result: Tensor) -> None:
-        for shard in travel.ring():
-            if len(shard.rows):
-                threads.on_each(functools.partial(self._score, shard), range(len(self.undecided)), self.unit.device)
-                search = functools.partial(self._search, shard, shard.unit() if self.alone else self.unit)
-                threads.on_each(search, range(len(self.alone)), self.unit.device)
-        for part, exact in zip(self.undecided, self.exact):
-            result[part.rows] = _ordered(part.ids.to(exact.device), exact, self.k).to(result.device)
-        for place, parts in zip(self.alone, self.found):
-            ids, exact = (torch.cat(each)[None] for each in zip(*parts))
-            result[place] = _ordered(ids.to(torch.int32), exact, self.k)[0].to(result.device)
+    def add(self, row: Tensor, ids: Tensor, scores: Tensor, k: int) -> None:
+        self.candidates.append((row, ids, scores))
+        self.num += len(row)
+        if self.num > MAX_ALONE_CANDIDATES:
+            self.candidates = [self.first(k)]
+            self.num = len(self.candidates[0][0])
 
-    def _score(self, shard: _Shard, number: int) -> None:
-        part = self.undecided[number]
-        row, column = part.close.nonzero(as_tuple=True)
-        places, here = shard.places(part.ids[row, column])
-        row, column, places = row[here], column[here], places[here]
-        cosines = _exact(self.own.rows[part.rows[row]], shard.rows[places][:, None])[:, 0]
-        self.exact[number].index_put_((row.to(cosines.device), column.to(cosines.device)), cosines)
-
-    def _search(self, shard: _Shard, others: Tensor, number: int) -> None:
-        """One row against a whole shard, without a bound."""
-        row = self.alone[number]
-        cosines = others @ self.unit[row]
-        cosines.masked_fill_(~shard.alive, -torch.inf)
-        if shard.first_id == self.own.first_id:
-            cosines[row] = -torch.inf
-        kth = cosines.topk(min(self.k, len(cosines))).values[-1]
-        near = ((cosines >= kth - MARGIN) & ~torch.isinf(cosines)).nonzero()[:, 0]
-        exact = _exact(self.own.rows[row][None], shard.rows[near][None])[0]
-        self.found[number].append((near.to(exact.device) + shard.first_id, exact))
+    def first(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        row, ids, scores = (torch.cat(parts) for parts in zip(*self.candidates))
+        return first_of_each(row, ids, scores, k)
 
 
-def _reaching(a: Tensor, b: Tensor, lowest: float, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(row, column, cosine) of the pairs whose cosine reaches `lowest`."""
-    cosines = memory[: len(a) * len(b)]
-    torch.mm(a, b.T, out=cosines.view(len(a), len(b)))
-    found = _places(cosines, lowest)
-    row = found // len(b)
-    return row, found - row * len(b), torch.index_select(cosines, 0, found)
+def _product(a: Tensor, b: Tensor, memory: Tensor) -> Tensor:
+    return torch.mm(a, b.T, out=memory[: len(a) * len(b)].view(len(a), len(b)))
 
 
-def _places(values: Tensor, lowest: float | None = None) -> Int[Tensor, " found"]:
-    """Ascending places of True, or of numbers >= lowest. On a CPU numpy is six times as fast."""
-    if values.device.type != "cpu":
-        return (values if lowest is None else values >= lowest).nonzero()[:, 0]
-    array = values.numpy()
-    return torch.from_numpy(np.flatnonzero(array if lowest is None else array >= np.float32(lowest)))
+def _reaching(scores: Tensor, bound: Tensor, by_column: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(row, column, score) where the bound is reached, one for each row or each column."""
+    reached = (scores >= (bound[None, :] if by_column else bound[:, None])).view(-1)
+    if scores.device.type == "cpu":  # numpy needs an eighth of the time
+        found = torch.from_numpy(np.flatnonzero(reached.numpy()))
+    else:
+        found = reached.nonzero()[:, 0]
+    row = found // scores.shape[1]
+    return row, found - row * scores.shape[1], torch.index_select(scores.view(-1), 0, found)
 
 
 def _stable_order(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -385,25 +335,3 @@ def _stable_order(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     if keys.device.type != "cpu":
         return keys.argsort(stable=True)
     return torch.from_numpy(np.argsort(keys.numpy(), kind="stable"))
-
-
-def _float64(like: Tensor) -> Tensor:
-    """MPS has no float64: such work is done on the CPU."""
-    return torch.empty(like.shape, dtype=torch.float64, device="cpu" if like.device.type == "mps" else like.device)
-
-
-def _exact(queries: Float[Tensor, "q dim"], others: Float[Tensor, "q n dim"]) -> Float[Tensor, "q n"]:
-    """Cosines in float64, each by the same operations, so that equal rows get equal ones."""
-    device = _float64(queries).device
-    a, b = queries.to(device, torch.float64)[:, None, :], others.to(device, torch.float64)
-    lengths = [torch.linalg.vector_norm(each, dim=2) for each in (a, b)]
-    product = lengths[0] * lengths[1]
-    zero = (lengths[0] < TINY_NORM) | (lengths[1] < TINY_NORM)
-    return ((a * b).sum(dim=2) / product).masked_fill_(zero, 0)
-
-
-def _ordered(ids: Tensor, scores: Tensor, k: int) -> Int[Tensor, "q k"]:
-    """The first k of the ids by (cosine, lower id)."""
-    ids, order = ids.sort(dim=1)
-    best = scores.gather(1, order).argsort(dim=1, descending=True, stable=True)[:, :k]
-    return ids.gather(1, best)

@@ -1,70 +1,144 @@
-"""Sharded state to and from disk: safetensors, written by torch.distributed.checkpoint; nothing is pickled."""
+"""Sharded rows to and from disk: one safetensors file per rank that owns rows, whose header says which rows they are.
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+It is the format of torch.distributed.checkpoint's HuggingFaceStorageWriter, which reads it too. Written and read a few
+rows at a time: rows that just fit into memory, or are in a file themselves, have no room for a second copy.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
+from millionway.files import BadFile
+from millionway.parallel.collectives import all_or_none
 from millionway.parallel.group import Group
+from millionway.parallel.layout import local_range
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
+BYTES_AT_ONCE = 1 << 22
+MAX_HEADER_BYTES = 1 << 20
 
 
 def save_shards(tensors: dict[str, Tensor], folder: Path, group: Group, num_rows: int) -> None:
     """Write this rank's rows of each tensor of `num_rows` rows below `folder`. All ranks do so together."""
     folder.mkdir(parents=True, exist_ok=True)
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _plain_errors():
-        state = _of_all_ranks(tensors, group, num_rows)
-        save(state, storage_writer=writer, process_group=group.connections, no_dist=group.size == 1)
+    start, stop = local_range(num_rows, group.rank, group.size)
+    path = folder / f"shard-{group.rank + 1:05d}-model-00001-of-00001.safetensors"
+    all_or_none(group, lambda: _write(path, tensors, start) if stop > start else None)
 
 
 def load_shards(tensors: dict[str, Tensor], folder: Path, group: Group, num_rows: int) -> None:
-    """Fill the given tensors in place with this rank's rows of what was saved, by any number of ranks."""
-    state = _of_all_ranks(tensors, group, num_rows)
-    with _plain_errors():
-        reader = HuggingFaceStorageReader(str(folder))
-        load(state, storage_reader=reader, process_group=group.connections, no_dist=group.size == 1)
+    """Fill the given tensors with this rank's rows of what was saved, by any number of ranks."""
+    start, stop = local_range(num_rows, group.rank, group.size)
+
+    def load() -> None:
+        parts = [part for path in sorted(folder.glob("*.safetensors")) for part in _parts(path)]
+        for name, tensor in tensors.items():
+            _fill(tensor, [part for part in parts if part.name == name], start, stop, folder / name)
+
+    all_or_none(group, load)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a tensor in a file."""
+
+    path: Path
+    name: str
+    dtype: torch.dtype
+    first_row: int
+    shape: tuple[int, ...]
+    first_byte: int
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+def _write(path: Path, tensors: dict[str, Tensor], first_row: int) -> None:
+    names, at = {dtype: name for name, dtype in DTYPES.items()}, 0
+    header: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        loaded = state[name].to_local() if isinstance(state[name], DTensor) else state[name]
-        if loaded is not tensor:
-            tensor.copy_(loaded)
+        offsets = [at, at + tensor.nbytes]
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        at = offsets[1]
+    places = {name: {"saved_offsets": [first_row] + [0] * (tensor.ndim - 1)} for name, tensor in tensors.items()}
+    about = {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places), "format": "pt"}
+    text = json.dumps({"__metadata__": about, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "xb", buffering=0) as file:
+        _write_all(file, len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            for rows in tensor.detach().split(_rows_at_once(tensor)):
+                _write_all(file, rows.cpu().contiguous().view(torch.uint8).numpy().data)
 
 
-def _of_all_ranks(tensors: dict[str, Tensor], group: Group, num_rows: int) -> dict[str, Any]:
-    """Each rank's rows as its part of one tensor, cut as layout.local_range cuts."""
-    if group.size == 1:
-        return dict(tensors)
-    device = next(iter(tensors.values())).device.type
-    mesh = DeviceMesh(device, torch.arange(group.size))
-    return {
-        name: DTensor.from_local(
-            local,
-            mesh,
-            [Shard(0)],
-            run_check=False,
-            shape=torch.Size([num_rows, *local.shape[1:]]),
-            stride=local.stride(),
-        )
-        for name, local in tensors.items()
-    }
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    """A disk that is nearly full takes a part of it, and refuses the rest with the reason."""
+    rest = memoryview(data).cast("B")
+    while len(rest):
+        rest = rest[file.write(rest) :]
 
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What went wrong, and not torch's wrapping of it, which is not even an Exception."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a group of one needs no process group
-        try:
-            yield
-        except CheckpointException as error:
-            failures = [failure[0] for failure in error.failures.values()]
-            raise failures[0] if failures else RuntimeError(str(error)) from None
+def _rows_at_once(tensor: Tensor) -> int:
+    return max(1, BYTES_AT_ONCE // max(1, math.prod(tensor.shape[1:]) * tensor.element_size()))
+
+
+def _parts(path: Path) -> list[_Part]:
+    """What is in a file, by its header."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= MAX_HEADER_BYTES:
+                raise ValueError("no header")
+            header = json.loads(file.read(length))
+            num_bytes = os.fstat(file.fileno()).st_size - 8 - length
+        about = header.pop("__metadata__")
+        places = json.loads(about["DCP_SHARDING_INFO"])
+        parts = []
+        for name, entry in header.items():
+            (first, last), shape = map(int, entry["data_offsets"]), tuple(map(int, entry["shape"]))
+            part = _Part(
+                path, name, DTYPES[entry["dtype"]], int(places[name]["saved_offsets"][0]), shape, 8 + length + first
+            )
+            if min(shape) < 0 or not 0 <= first <= last <= num_bytes or last - first != shape[0] * part.row_bytes:
+                raise ValueError(f"{name} is not all there")
+            parts.append(part)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise BadFile(path, f"not a shard of rows ({error!r:.200})") from None
+    return parts
+
+
+def _fill(tensor: Tensor, parts: list[_Part], start: int, stop: int, what: Path) -> None:
+    """The rows start : stop of all, from the parts that have some of them."""
+    num_filled = 0
+    for part in parts:
+        if part.dtype != tensor.dtype or part.shape[1:] != tensor.shape[1:]:
+            found = f"{part.dtype} [rows, {', '.join(map(str, part.shape[1:]))}]"
+            raise BadFile(part.path, f"{part.name} is {found}, not {tensor.dtype} {list(tensor.shape)}")
+        first, last = max(start, part.first_row), min(stop, part.first_row + part.shape[0])
+        with open(part.path, "rb", buffering=0) as file:
+            file.seek(part.first_byte + max(0, first - part.first_row) * part.row_bytes)
+            for row in range(first, last, _rows_at_once(tensor)):
+                here = tensor[row - start : min(row + _rows_at_once(tensor), last) - start]
+                here.copy_(_read(file, here))
+                num_filled += len(here)
+    if num_filled != stop - start:
+        raise BadFile(what, f"{num_filled} of the rows {start} to {stop} are there")
+
+
+def _read(file: FileIO, like: Tensor) -> Tensor:
+    rows = torch.empty(like.shape, dtype=like.dtype)
+    rest = rows.view(-1).view(torch.uint8).numpy().data
+    while len(rest):
+        num = file.readinto(rest)
+        if not num:
+            raise BadFile(str(file.name), "it ends too early")
+        rest = rest[num:]
+    return rows

@@ -230,8 +230,8 @@ class Loop:
     def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
         state, training, method = self.state, self.config.training, self.config.classifier
         if state.hardest is not None and state.step % self.plan.steps_per_epoch == 0:
-            earlier, started = state.hardest if state.step else None, time.monotonic()
-            state.hardest = state.classifier.hardest(state.hardest.shape[1], earlier)
+            started = time.monotonic()
+            state.hardest = state.classifier.hardest(state.hardest.shape[1])
             self.hardest_seconds = time.monotonic() - started
             self.clock.lap("hardest")
         self.heartbeat.step = state.step + 1
