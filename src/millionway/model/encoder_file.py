@@ -45,6 +45,15 @@ def encoder_path(run: Path) -> Path:
     return run / "encoder.safetensors" if run.is_dir() else run
 
 
+def is_ours(path: Path) -> bool:
+    """Whether the file says which encoder it is."""
+    try:
+        with safe_open(path, "pt") as file:
+            return HEADER in (file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return False
+
+
 def load_encoder(path: Path | str) -> Encoder:
     """The encoder as it was saved, in eval mode. `path`: the file, or the run folder it is in."""
     path = encoder_path(Path(path))

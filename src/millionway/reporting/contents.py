@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from millionway.files import BadFile, read_regular
 from millionway.reporting.metrics import read_metrics
 
 Kind = TypeVar("Kind")
@@ -75,17 +76,17 @@ def read_contents(run: Path) -> Contents:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > MAX_BYTES:
-        raise _wrong(path, f"larger than {MAX_BYTES:,} bytes")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, MAX_BYTES))
+    except BadFile:
+        raise
     except (ValueError, RecursionError) as error:
         raise _wrong(path, str(error)) from None
     return _of(dict, content, path, "the file")
 
 
-def _wrong(path: Path, what: str) -> ValueError:
-    return ValueError(f"{path}: {what}; it was not written by a run, or it is damaged. Remove it and try again.")
+def _wrong(path: Path, what: str) -> BadFile:
+    return BadFile(path, f"{what}; it was not written by a run, or it is damaged", "Remove it and try again")
 
 
 def _of(kind: type[Kind], value: Any, path: Path, name: str) -> Kind:

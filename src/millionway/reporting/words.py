@@ -94,14 +94,21 @@ def summary(contents: Contents) -> list[str]:
             f"before training for {first['instance_top1']:.0%}."
         )
     if evaluations and "knn_20" in evaluations[-1]:
-        before = evaluations[0].get("random_knn_20", evaluations[0].get("knn_20"))
-        untrained = "" if before is None else f"; with an untrained encoder {before:.1%}"
+        untrained = _at_first(evaluations[0], "knn_20", "; with an untrained encoder", "; with the first weights")
         sentences.append(
             f"20 nearest neighbors guess the label of {evaluations[-1]['knn_20']:.1%} of images{untrained}."
         )
     epochs = setting(contents, "training", "epochs")
     sentence = str(verdict(contents.lines, epochs if isinstance(epochs, int) else None))
     return [*sentences, f"Verdict: {sentence}."]
+
+
+def _at_first(first: dict[str, Any], name: str, untrained: str, start: str) -> str:
+    """A number before the first step: of random weights, or of those that training began with."""
+    words, value = (
+        (start, first[f"start_{name}"]) if f"start_{name}" in first else (untrained, first.get(f"random_{name}"))
+    )
+    return "" if value is None else f"{words} {value:.1%}"
 
 
 def cards(contents: Contents) -> list[tuple[str, str]]:
@@ -112,8 +119,7 @@ def cards(contents: Contents) -> list[tuple[str, str]]:
         first, last = evaluations[0], evaluations[-1]
         for name in ("knn_200", "knn_20"):
             if name in last:
-                before = first.get(f"random_{name}", first.get(name))
-                untrained = "" if before is None else f"; untrained encoder {before:.1%}"
+                untrained = _at_first(first, name, "; untrained encoder", "; first weights")
                 found.append((f"{last[name]:.1%}", f"{name_of(name)}{untrained}"))
         for name, form in (("instance_top1", ".1%"), ("effective_rank", ".0f")):
             if name in first and name in last:

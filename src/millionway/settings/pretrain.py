@@ -175,7 +175,8 @@ class Pretrain:
     data_changed: bool = False
     """with --resume: images came, went or were renamed; who stayed keeps its row, who came gets one"""
     init_from: Chosen[Path] = None
-    """take the encoder's first weights from an encoder.safetensors"""
+    """take the encoder's first weights from a file or folder: ours, or with --encoder NAME those of torchvision, timm,
+    MoCo, DINO, lightly, ...; imagenet: what the encoder's own library offers for download"""
     training: Training = field(default_factory=Training)
     model: Model = field(default_factory=Model)
     classifier: Classifier = field(default_factory=Classifier)

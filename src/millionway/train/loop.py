@@ -30,8 +30,8 @@ from millionway.parallel.sync_bn import average_statistics
 from millionway.settings.pretrain import Pretrain
 from millionway.train import checkpoint, stops
 from millionway.train.clock import Clock
+from millionway.train.first_weights import take_weights
 from millionway.train.monitor import Monitor
-from millionway.train.setup import take_weights
 from millionway.train.state import State
 from millionway.train.step import StepResult, train_step
 from millionway.train.stops import Interrupted, RunStopped, resume_command
@@ -121,7 +121,8 @@ class Loop:
             on_first_rank(self.group, self.monitor.write_samples)
             if self.config.resume and self.config.init_from is not None:
                 take_weights(self.state.network.encoder, self.config.init_from)
-            untrained = {f"random_{name}": value for name, value in self.monitor.knn()}
+            first = "random" if self.config.init_from is None else "start"
+            untrained = {f"{first}_{name}": value for name, value in self.monitor.knn()}
             self.state.prior = PriorProgress(untrained=untrained)
         if self.state.prior is not None:
             self._write_prior(self.state.prior)

@@ -22,6 +22,7 @@ from millionway.settings.pretrain import Pretrain, check, with_settings
 from millionway.settings.stored import check_resume, run_settings
 from millionway.train import checkpoint
 from millionway.train.changes import CHANGED, MANIFEST, Before, changed_images, take_over
+from millionway.train.first_weights import as_the_weights_are
 from millionway.train.loop import Loop, Plan
 from millionway.train.metrics import Metrics
 from millionway.train.monitor import Monitor, labeled_images
@@ -59,6 +60,8 @@ def pretrain(config: Pretrain) -> Path:
         raise ValueError("--data-changed is for --resume: a new run takes the images as they are")
     if config.model.encoder is not None:
         config = with_settings(config, encoder=full_name(config.model.encoder))
+    if config.init_from is not None and not config.resume:
+        config = as_the_weights_are(config)
     if config.resume:
         check_resume(run_settings(config.out), config)
     _pretrain(config)

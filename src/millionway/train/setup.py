@@ -19,7 +19,6 @@ from millionway.files import write_whole
 from millionway.machine import describe_environment, num_cores
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
-from millionway.model.encoder_file import load_encoder
 from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.parallel.collectives import all_gather_object
@@ -31,6 +30,7 @@ from millionway.settings import resolve as rules
 from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain
 from millionway.settings.stored import run_settings, to_json
+from millionway.train.first_weights import IMAGENET, take_weights
 from millionway.train.muon import Muon
 from millionway.train.state import State
 
@@ -136,7 +136,9 @@ def build(
     """
     model, seed = config.model, config.training.seed
     assert config.training.lr is not None
-    encoder = _new_encoder(config)
+    encoder, taken = _new_encoder(config)
+    if taken:
+        log.info("%s", taken)
     head = build_head(model.head, encoder.feature_dim, model.dim, seed)
     network = Network(encoder, head).to(device)
     if config.training.sync_bn:
@@ -167,28 +169,14 @@ def build(
     return State(network, optimizer, classifier, hardest, step=0), encoder.spec
 
 
-def _new_encoder(config: Pretrain) -> Encoder:
+def _new_encoder(config: Pretrain) -> tuple[Encoder, str]:
+    """(the encoder, which weights it begins with if they are not random)"""
     model, images = config.model, config.images
     assert model.encoder and images.image_size and model.stem != "auto"
     spec = EncoderSpec(model.encoder, model.stem, images.image_size, images.mean, images.std)
     encoder = build_encoder(spec, config.training.seed)
-    if config.init_from is not None and not config.resume:
-        take_weights(encoder, config.init_from)
-    return encoder
-
-
-def take_weights(encoder: Encoder, path: Path) -> None:
-    """Start from another run's encoder of the same kind."""
-    try:
-        other = load_encoder(path)
-    except ValueError as error:
-        raise ValueError(f"--init-from {error}") from None
-    if (other.spec.name, other.spec.stem) != (encoder.spec.name, encoder.spec.stem):
-        raise ValueError(
-            f"--init-from {path} is {other.spec.name} with the {other.spec.stem} stem, this run trains "
-            f"{encoder.spec.name} with the {encoder.spec.stem} stem; set --encoder and --stem alike"
-        )
-    encoder.backbone.load_state_dict(other.backbone.state_dict())
+    begins_anew = config.init_from is not None and not config.resume
+    return encoder, take_weights(encoder, config.init_from) if begins_anew and config.init_from else ""
 
 
 def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
@@ -263,4 +251,4 @@ def _absolute_data(data: str | None) -> str | None:
 
 
 def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.expanduser().resolve()
+    return path if path is None or str(path) == IMAGENET else path.expanduser().resolve()
