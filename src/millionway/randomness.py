@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 # Odd constants of the splitmix64 generator, written as signed 64-bit integers.
-_GOLDEN = -7046029254386353131
-_MIX_1 = -4658895280553007687
-_MIX_2 = -7723592293110705685
+SPLITMIX = _GOLDEN, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
 
 
 def key_of(seed: int, purpose: str, *counters: int) -> int:

@@ -8,7 +8,8 @@ from classifiers import blocks_of, make
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millionway.model import softmax
+from millionway.model import compare, softmax
+from millionway.model import hardest as hardest_search
 from millionway.model.classifier import InstanceClassifier, NotFiniteError
 
 
@@ -230,3 +231,74 @@ def test_rows_start_from_the_seed_and_their_number_alone() -> None:
     assert torch.equal(small.weight, large.weight[:10])
     assert not torch.equal(small.weight, InstanceClassifier(10, 4, seed=6).weight)
     assert abs(float(large.weight.std()) - 1) < 0.05 and abs(float(large.weight.mean())) < 0.05
+
+
+def test_pairs_that_are_read_later_give_the_same_numbers() -> None:
+    """As on a GPU, where the host does not wait for the bounds of the blocks before pass 1."""
+    build = softmax.Pairs.build
+
+    def later(targets: torch.Tensor, num_rows: int, block: int) -> softmax.Pairs:
+        return build(targets, num_rows, block, waiting=False)
+
+    for tau in (0.15, 0.02):
+        results = []
+        for function in (build, later):
+            classifier = make(300, 16, tau)
+            classifier.alive[[7, 200]] = False
+            with blocks_of(64), mock.patch.object(softmax.Pairs, "build", function):
+                losses = run_some(classifier)
+            results.append((torch.tensor(losses), classifier.weight, classifier.momentum))
+        for ours, theirs in zip(*results):
+            assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def run_some(classifier: InstanceClassifier) -> list[float]:
+    table, losses = classifier.hardest(4), []
+    for step in range(3):
+        x = torch.randn(8, classifier.dim, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        losses.append(float(classifier(x.requires_grad_(), torch.arange(10, 18), table, 0.2).detach()))
+        classifier.update(0.1)
+    return losses
+
+
+def test_float32_is_float32_whatever_the_process_has_switched_on() -> None:
+    before = torch.get_float32_matmul_precision()
+    seen = []
+
+    def looking(function):
+        def look(*arguments):
+            seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return function(*arguments)
+
+        return look
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        classifier = make(50, 8, dtype=torch.float32, keep_bytes=0)
+        x = torch.randn(4, 8, requires_grad=True)
+        with (
+            mock.patch.object(softmax, "_exponentiate", looking(softmax._exponentiate)),
+            mock.patch.object(hardest_search, "top_k", looking(hardest_search.top_k)),
+            mock.patch.object(compare, "with_all", looking(compare.with_all)),
+        ):
+            classifier(x, torch.arange(4))
+            classifier.update(0.1)
+            classifier.hardest(3)
+            classifier.compare(x, torch.arange(4))
+        assert set(seen) == {"ieee"} and len(seen) >= 4
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_kernel_is_refused_without_its_device() -> None:
+    classifier = InstanceClassifier(5, 4, kernel="triton")
+    with pytest.raises(ValueError, match="needs a CUDA device, not cpu"):
+        classifier(torch.randn(2, 4), torch.arange(2))
+
+
+def test_a_row_that_is_not_finite_stops_the_step_before_anything_is_written() -> None:
+    classifier = make(50, 8)
+    classifier.weight[20, 3] = torch.nan
+    with pytest.raises(NotFiniteError, match="a row of the classifier is not finite"):
+        classifier(torch.randn(4, 8, dtype=torch.float64), torch.arange(4))

@@ -12,20 +12,25 @@ backward and the second pass (`update`) do not wait for each other.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from millionway import randomness
 from millionway.model import compare, inputs, sampled, softmax, threads
 from millionway.model import hardest as hardest_search
+from millionway.model import passes as implementations
 from millionway.model.compare import Comparison
 from millionway.model.inputs import NotFiniteError
-from millionway.model.rows import InverseNorms, KeptExponentials, Rows, rows_per_block, unit
+from millionway.model.passes import KERNELS, Passes
+from millionway.model.products import PRECISIONS, computed_in
+from millionway.model.rows import DeadRows, InverseNorms, KeptExponentials, Rows, rows_per_block, unit
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
 from millionway.parallel.layout import find_places, local_range
+from millionway.settings.pretrain import Kernel, Precision
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
 ROWS_DRAWN_AT_ONCE = 1 << 11
@@ -41,7 +46,7 @@ class _Pass:
     chosen: Int[Tensor, " chosen"] | None
     """the places of the sampled ones among all; None is all of them"""
     unit_x: Float[Tensor, "batch dim"]
-    pairs: softmax.Pairs
+    pairs: Any
     pair_q: Float[Tensor, " pairs"]
     first: softmax.FirstPass
     z: Float[Tensor, " batch"]
@@ -80,12 +85,16 @@ class InstanceClassifier(nn.Module):
         *,
         seed: int = 0,
         classes_per_step: int | None = None,
+        kernel: Kernel = "auto",
+        precision: Precision = "float32",
     ) -> None:
         """storage: dtype of rows and momentum; bfloat16 is rounded at random, and computed in float32.
 
         keep_bytes: budget for exponentials kept from the first pass to the second (0: always computed again). By
         default a quarter of the free memory on a CPU, and nothing elsewhere.
         classes_per_step: compare with that many sampled classes outside the batch (and the batch's own) instead of all.
+        kernel: who computes the passes: the `torch` loop, the fused `triton` kernels for CUDA, or `auto`: the faster.
+        precision: what their products compute in; on a CPU less than float32 is emulated, and slower.
         """
         super().__init__()
         if num_instances < 1 or dim < 1:
@@ -98,6 +107,10 @@ class InstanceClassifier(nn.Module):
             raise ValueError(f"classes_per_step must be positive, not {classes_per_step}")
         if keep_bytes is not None and keep_bytes < 0:
             raise ValueError(f"keep_bytes must not be negative, not {keep_bytes}")
+        if kernel not in KERNELS:
+            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {kernel!r}")
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
         self.num_instances = num_instances
         self.dim = dim
         self.temperature = temperature
@@ -120,7 +133,11 @@ class InstanceClassifier(nn.Module):
         self._pass: _Pass | None = None
         self._kept = KeptExponentials(keep_bytes)
         self._inverse_norms = InverseNorms()
+        self._dead_rows = DeadRows()
         self._half_written = False
+        self.kernel: Kernel = kernel
+        self.precision: Precision = precision
+        self._passes: Passes | None = None
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -141,44 +158,53 @@ class InstanceClassifier(nn.Module):
         x, ids = self._all_gather(embeddings, instance_ids)
         if self.classes_per_step is not None and hardest is not None and alpha > 0:
             raise ValueError("smoothing needs all classes; classes_per_step leaves most of them out")
-        targets, label = inputs.targets_of(ids, hardest, alpha, group, self.local_range, self.num_instances)
+        targets = inputs.targets_of(ids, hardest, alpha, group, self.local_range)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             unit_x, inverse_norm_x = unit(x)
+            passes = self._chosen_passes(len(x))
             all_rows = self._rows(len(x))
             rows, chosen, places = all_rows, None, targets - all_rows.first_id  # a place outside is on another rank
             if self.classes_per_step is not None:
                 key = randomness.key_of(self.seed, "classes", self.step)
                 classes = sampled.draw(key, self.classes_per_step, ids, self.alive, group)
                 rows, chosen, places = sampled.take(all_rows, classes, targets, self.local_range)
-            pairs = softmax.Pairs.build(places, len(rows), rows.block)
+            pairs = passes.pairs(places, rows)
             shift = target_shift = None
             if tau < softmax.NO_SHIFT_ABOVE:
-                shift, target_shift = collectives.all_reduce_max(
-                    group, softmax.largest_logits(unit_x, rows, pairs, tau)
-                )
-            kept = self._kept.room(len(x), rows, x.dtype) if storing else []
-            first = softmax.first_pass(unit_x, rows, pairs, tau, shift, kept)
+                largest = passes.largest_logits(unit_x, rows, pairs, tau)
+                shift, target_shift = collectives.all_reduce_max(group, largest)
+            kept = self._kept.room(len(x), rows, x.dtype) if storing and passes.keeps else []
+            first = passes.first_pass(unit_x, rows, pairs, tau, shift, kept)
             # What a target adds to the numerator: y e. Zero for targets whose rows are elsewhere.
             logits = first.pair_logits if target_shift is None else first.pair_logits - target_shift[pairs.samples]
             added = logits.new_zeros(targets.shape)  # [batch, targets]
             added.view(-1)[pairs.places] = logits.exp2()
-            added *= torch.tensor(label, dtype=x.dtype, device=x.device)
-            added[self._dead_here(ids), 0] = torch.nan
+            added *= inputs.label_weights(targets.shape[1], alpha, x)
+            added[:, 0].masked_fill_(self._dead_here(ids), torch.nan)
             z, numerator = collectives.all_reduce(group, torch.stack([first.z, added.sum(dim=1)]))
-            self._check_alive(ids, numerator)
             loss = z.log() - numerator.log()
             if shift is not None and target_shift is not None:
                 loss += (shift - target_shift) / softmax.LOG2_E
             loss = loss.mean()
-            if not storing:
+            q, gradient = added / numerator[:, None], None
+            if storing:
+                gradient = first.o / z[:, None] - softmax.weighted_rows(rows, places, q)
+                gradient /= tau * len(x)  # with respect to the unit embeddings, by the rows that are here
+                gradient = collectives.reduce_scatter(group, gradient)
+                own = slice(group.rank * len(gradient), (group.rank + 1) * len(gradient))
+                along = (unit_x[own] * gradient).sum(dim=1, keepdim=True)
+                gradient = (gradient - unit_x[own] * along) * inverse_norm_x[own]
+            # The host waits for the device here and nowhere else in a step; nothing has been written yet.
+            trouble = inputs.find_trouble(x, targets, loss, self.num_instances)
+            is_wrong, *bounds = torch.cat([trouble, pairs.unread]).tolist()
+            if is_wrong:
+                inputs.explain(x, targets, self.num_instances)
+                self._check_alive(ids, numerator)
+                raise NotFiniteError("a row of the classifier is not finite (NaN or infinity)")
+            if gradient is None:
                 return loss
-            q = added / numerator[:, None]
-            gradient = first.o / z[:, None] - softmax.weighted_rows(rows, places, q)
-            gradient /= tau * len(x)  # with respect to the unit embeddings, by the rows that are here
-            gradient = collectives.reduce_scatter(group, gradient)
-            own = slice(group.rank * len(gradient), (group.rank + 1) * len(gradient))
-            along = (unit_x[own] * gradient).sum(dim=1, keepdim=True)
-            gradient = (gradient - unit_x[own] * along) * inverse_norm_x[own]
+        if bounds:
+            pairs.bounds = bounds
         self._pass = _Pass(all_rows, rows, chosen, unit_x, pairs, q.view(-1)[pairs.places], first, z)
         return _KnownGradient.apply(embeddings, loss, gradient.to(embeddings.dtype))
 
@@ -195,7 +221,7 @@ class InstanceClassifier(nn.Module):
         move = softmax.Move(lr, momentum, weight_decay, key)
         self._half_written = True
         with torch.autocast(self.weight.device.type, enabled=False):
-            softmax.second_pass(
+            self._chosen_passes(len(stored.unit_x)).second_pass(
                 stored.unit_x,
                 stored.rows,
                 stored.pairs,
@@ -217,7 +243,7 @@ class InstanceClassifier(nn.Module):
         num_others = int(collectives.all_reduce(self.group, self.alive.sum())) - 1
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with torch.autocast(self.weight.device.type, enabled=False), computed_in("float32"):
             return hardest_search.top_k(self.weight, k, self.alive, self.group, self.num_instances)
 
     def num_ahead(
@@ -235,9 +261,13 @@ class InstanceClassifier(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             unit_x, _ = unit(x)
             rows = self._rows(len(x))
-            own = compare.own_cosines(unit_x, ids, rows, self.group)
-            self._check_alive(ids, own)
-            return compare.with_all(unit_x, ids, own, rows, self.group)
+            with computed_in("float32"):
+                own = compare.own_cosines(unit_x, ids, rows, self.group)
+                result = compare.with_all(unit_x, ids, own, rows, self.group)
+            if bool(inputs.find_trouble(x, ids[:, None], own.sum(), self.num_instances)):
+                inputs.explain(x, ids[:, None], self.num_instances)
+                self._check_alive(ids, own)
+            return result
 
     @torch.no_grad()
     def take_rows(self, other: "InstanceClassifier") -> None:
@@ -261,35 +291,44 @@ class InstanceClassifier(nn.Module):
         self.weight[places[here]] = rows[here].detach().to(self.compute_dtype).to(self.weight.dtype)
 
     def _all_gather(self, embeddings: Tensor, instance_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """All ranks' embeddings, in the dtype of the arithmetic, and their ids."""
+        """All ranks' embeddings, in the dtype of the arithmetic, and their ids. Their values are checked later."""
         inputs.check_form(embeddings, instance_ids, self.dim)
         own = embeddings.detach().to(self.compute_dtype), instance_ids.to(self.weight.device)
-        return inputs.all_gather_checked(self.group, *own, self.num_instances)
+        x, ids = collectives.all_gather_together(self.group, *own)
+        return x, ids
 
     def _rows(self, batch: int) -> Rows:
         """All rows of this rank, in blocks for a batch of this size."""
         if self._half_written:
             raise RuntimeError("an update failed half-way, so some rows have moved and others not: load a checkpoint")
         inverse_norm = self._inverse_norms.of(self.weight, self.compute_dtype)
-        dead = None if bool(self.alive.all()) else ~self.alive
         block = rows_per_block(batch, self.weight.device)
-        return Rows(self.weight, self.momentum, inverse_norm, block, dead, self.local_range[0])
+        return Rows(
+            self.weight, self.momentum, inverse_norm, block, self._dead_rows.of(self.alive), self.local_range[0]
+        )
 
-    def _dead_here(self, ids: Tensor) -> Int[Tensor, " dead"]:
+    def _chosen_passes(self, batch: int) -> Passes:
+        """By what is fastest here, if that is left open; the same on all ranks, from the first step on."""
+        if self._passes is None:
+            kind = (self.weight.device, self.dim, self.weight.dtype, self.precision, batch, self.temperature)
+            chosen = implementations.choose(self.kernel, *kind)
+            is_open = self.kernel == "auto" and self.weight.device.type == "cuda"
+            if is_open and collectives.any_rank(self.group, isinstance(chosen, implementations.TorchPasses)):
+                chosen = implementations.TorchPasses(self.precision)
+            self._passes = chosen
+        return self._passes
+
+    def _dead_here(self, ids: Tensor) -> Bool[Tensor, " batch"]:
         """Which of these classes have a dead row here."""
         places, here = find_places(ids, *self.local_range)
-        if len(self.alive) == 0:
-            return ids[:0]
-        return (here & ~self.alive[places]).nonzero()[:, 0]
+        return here & ~self.alive[places] if len(self.alive) else torch.zeros_like(here)
 
     def _check_alive(self, ids: Tensor, numbers: Tensor) -> None:
         """A dead class of any rank has left a NaN here, as a row that is not finite does; so all ranks complain."""
         wrong = torch.isnan(numbers)
-        if not bool(wrong.any()):
-            return
-        is_dead = torch.zeros(len(ids), dtype=torch.int32, device=ids.device)
-        is_dead[self._dead_here(ids)] = 1
+        is_dead = self._dead_here(ids).to(torch.int32)
         dead = ids[collectives.all_reduce(self.group, is_dead) > 0]
         if len(dead):
             raise ValueError(f"instance {int(dead[0])} of the batch is not alive")
-        raise NotFiniteError(f"the row of instance {int(ids[wrong][0])} is not finite (NaN or infinity)")
+        if bool(wrong.any()):
+            raise NotFiniteError(f"the row of instance {int(ids[wrong][0])} is not finite (NaN or infinity)")

@@ -29,12 +29,12 @@ def own_cosines(
 ) -> Float[Tensor, " batch"]:
     """With the row of its class, wherever it lives; NaN where that is dead."""
     places, here = find_places(ids, rows.first_id, rows.first_id + len(rows))
-    cosines = unit_x.new_zeros(len(ids))
-    mine = here.nonzero()[:, 0]
-    own_rows = rows.weight[places[mine]].to(unit_x.dtype) * rows.inverse_norm[places[mine]]
-    cosines[mine] = (unit_x[mine] * own_rows).sum(dim=1)
+    if len(rows) == 0:
+        return collectives.all_reduce(group, unit_x.new_zeros(len(ids)))
+    own_rows = rows.weight[places].to(unit_x.dtype) * rows.inverse_norm[places]
+    cosines = (unit_x * own_rows).sum(dim=1).masked_fill_(~here, 0)
     if rows.dead is not None:
-        cosines[mine[rows.dead[places[mine]]]] = torch.nan
+        cosines.masked_fill_(here & rows.dead[places], torch.nan)
     return collectives.all_reduce(group, cosines)
 
 
@@ -53,9 +53,8 @@ def with_all(
         cosines = unit_x @ block.unit(out=unit_rows).T
         if block.dead is not None:
             cosines.masked_fill_(block.dead, -torch.inf)
-        place = ids - block.first_id
-        here = ((place >= 0) & (place < len(block))).nonzero()[:, 0]
-        cosines[here, place[here]] = -torch.inf  # itself does not count
+        place, here = find_places(ids[:, None], block.first_id, block.first_id + len(block))
+        cosines.scatter_(1, place, cosines.gather(1, place).masked_fill_(here, -torch.inf))  # itself does not count
         num_ahead += (cosines > high).sum(dim=1)
         torch.maximum(nearest, cosines.amax(dim=1), out=nearest)
     collectives.all_reduce(group, num_ahead)

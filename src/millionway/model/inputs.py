@@ -41,14 +41,18 @@ def check_finite(vectors: Tensor, instance_ids: Tensor) -> None:
         )
 
 
-def all_gather_checked(
-    group: Group, embeddings: Tensor, instance_ids: Tensor, num_instances: int
-) -> tuple[Float[Tensor, "global_batch dim"], Int[Tensor, " global_batch"]]:
-    """All ranks' embeddings and their ids. Their values are checked here, so that all ranks complain together."""
-    x, ids = collectives.all_gather_together(group, embeddings, instance_ids)
-    check_ids(ids, num_instances, "instance ids")
-    check_finite(x, ids)
-    return x, ids
+def find_trouble(x: Tensor, targets: Int[Tensor, "batch targets"], loss: Tensor, num_instances: int) -> Tensor:
+    """Whether anything is wrong with what was computed, on the device: 0 if nothing is. `explain` says what."""
+    wrong = (targets < 0).any() | (targets >= num_instances).any() | ~torch.isfinite(x).all() | ~torch.isfinite(loss)
+    return wrong.to(torch.int64)[None]
+
+
+def explain(x: Tensor, targets: Int[Tensor, "batch targets"], num_instances: int) -> None:
+    """Raise what is wrong with embeddings, ids or hardest classes; the same on all ranks, as they have all of them."""
+    check_ids(targets[:, 0], num_instances, "instance ids")
+    check_finite(x, targets[:, 0])
+    if targets.shape[1] > 1:
+        check_ids(targets[:, 1:], num_instances, "the batch's hardest classes")
 
 
 def targets_of(
@@ -57,9 +61,8 @@ def targets_of(
     alpha: float,
     group: Group,
     local_range: tuple[int, int],
-    num_instances: int,
-) -> tuple[Int[Tensor, "batch targets"], list[float]]:
-    """Classes in the label of each instance, and y, their weights: itself and, smoothed, its hardest classes.
+) -> Int[Tensor, "batch targets"]:
+    """Classes in the label of each instance: itself and, smoothed, its hardest classes.
 
     hardest: [local_classes, k], by the ranks that own the rows.
     """
@@ -67,16 +70,24 @@ def targets_of(
         raise ValueError(f"alpha must be at least 0 and below 1, not {alpha}")
     own = instance_ids[:, None]
     if hardest is None or alpha == 0:
-        return own, [1.0]
+        return own
     num_local = local_range[1] - local_range[0]
     if hardest.ndim != 2 or len(hardest) != num_local or hardest.shape[1] == 0:
         raise ValueError(f"expected a table of hardest classes of shape [{num_local}, k], not {list(hardest.shape)}")
     if hardest.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"expected a table of int32 ids of hardest classes, not {hardest.dtype}")
-    k = hardest.shape[1]
     places, here = find_places(instance_ids, *local_range)
-    others = torch.zeros(len(own), k, dtype=torch.int32, device=own.device)
-    others[here] = hardest[places[here]].to(torch.int32)
+    others = torch.zeros(len(own), hardest.shape[1], dtype=torch.int32, device=own.device)
+    if num_local:
+        others = torch.where(here[:, None], hardest[places].to(torch.int32), others)
     others = collectives.all_reduce(group, others).to(torch.int64)  # each row comes from the rank that owns it
-    check_ids(others, num_instances, "the batch's hardest classes")
-    return torch.cat([own, others], dim=1), [1 - alpha] + k * [alpha / k]
+    return torch.cat([own, others], dim=1)
+
+
+def label_weights(num_targets: int, alpha: float, like: Tensor) -> Float[Tensor, " targets"]:
+    """y of the targets. Written on the device: numbers sent there would have to be waited for."""
+    if num_targets == 1:
+        return like.new_ones(1)
+    weights = like.new_full((num_targets,), alpha / (num_targets - 1))
+    weights[:1].fill_(1 - alpha)
+    return weights

@@ -126,6 +126,22 @@ class InverseNorms:
 
 
 @dataclass
+class DeadRows:
+    """Which rows are outside the softmax, remembered from step to step; asked again when `alive` was written to."""
+
+    mask: Tensor | None = None
+    alive: Tensor | None = None
+    version: int = -1
+
+    def of(self, alive: Tensor) -> Tensor | None:
+        """None if there are none."""
+        if self.alive is not alive or self.version != alive._version:
+            self.mask = None if bool(alive.all()) else ~alive
+            self.alive, self.version = alive, alive._version
+        return self.mask
+
+
+@dataclass
 class KeptExponentials:
     """Memory for exponentials that pass 1 keeps for pass 2; where there is none they are computed again."""
 

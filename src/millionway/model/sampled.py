@@ -17,8 +17,8 @@ def draw(
     alive = collectives.all_gather_uneven(group, alive.to(torch.uint8)).bool()
     everyone = torch.arange(len(alive), device=alive.device)
     lottery = randomness.uniform(key, everyone, 1)[:, 0]
-    lottery[~alive] = 2.0
-    lottery[instance_ids] = -1.0  # always in
+    lottery.masked_fill_(~alive, 2.0)
+    lottery.index_fill_(0, instance_ids.clamp(0, len(alive) - 1), -1.0)  # always in
     num_own = int((lottery < 0).sum())
     chosen = torch.argsort(lottery, stable=True)[: min(num_own + num_others, int(alive.sum()))]
     return chosen.sort().values

@@ -24,35 +24,50 @@ from torch import Tensor
 
 from millionway import randomness
 from millionway.model import threads
+from millionway.model.products import rounded
 from millionway.model.rows import Block, Rows, invert_lengths
+from millionway.settings.pretrain import Precision
 
 LOG2_E = 1 / math.log(2)  # goes into X^: 2^s is computed in half the time of e^s
 NO_SHIFT_ABOVE = 0.05
-TARGET_ROWS_AT_ONCE = 1 << 14  # rows gathered at a time for the sparse part of the embedding gradient
+TARGET_ROWS_AT_ONCE = 1 << 14  # rows of targets gathered at a time
+NOISE_MIX = (0x2C1B3C6D, 0x297A2D39)
 
 
 @dataclass
 class Pairs:
-    """The entries [sample, target] whose class lives here, sorted by class, so that each block takes one slice."""
+    """The entries [sample, target] whose class lives here, sorted by class, so that each block takes one slice.
+
+    On a device that the host would have to wait for, those of other ranks are among them, and the slices are not known
+    before pass 1 is over: `unread` is on the device until then.
+    """
 
     places: Int[Tensor, " pairs"]
     """in the flattened [batch, targets]"""
     samples: Int[Tensor, " pairs"]
+    rows: Int[Tensor, " pairs"]
+    """places among the rows; others are on another rank"""
     entries: Int[Tensor, " pairs"]
     """in the flattened [rows of the block, batch]"""
     bounds: list[int]
-    """pairs of block b are bounds[b] : bounds[b + 1]"""
+    """pairs of block b are bounds[b] : bounds[b + 1]; empty as long as they are unread"""
+    unread: Int[Tensor, " bounds"]
 
     @staticmethod
-    def build(targets: Int[Tensor, "batch targets"], num_rows: int, block: int) -> "Pairs":
-        """targets: as places among the rows, of which some may be elsewhere; for blocks of this many rows."""
+    def build(targets: Int[Tensor, "batch targets"], num_rows: int, block: int, waiting: bool | None = None) -> "Pairs":
+        """targets: as places among the rows, of which some may be elsewhere; for blocks of this many rows.
+
+        waiting: whether to read the bounds now. By default on a CPU, where nothing has to be waited for.
+        """
         rows, places = targets.flatten().sort(stable=True)
         edges = torch.arange(0, num_rows + block, block, device=targets.device).clamp(max=num_rows)
-        bounds = torch.searchsorted(rows, edges).tolist()
-        here = slice(bounds[0], bounds[-1])
-        places, rows = places[here], rows[here]
+        unread, bounds = torch.searchsorted(rows, edges), []
+        if targets.device.type == "cpu" if waiting is None else waiting:
+            bounds, unread = unread.tolist(), unread[:0]
+            here = slice(bounds[0], bounds[-1])
+            places, rows, bounds = places[here], rows[here], [bound - bounds[0] for bound in bounds]
         samples = places // targets.shape[1]
-        return Pairs(places, samples, rows % block * len(targets) + samples, [bound - bounds[0] for bound in bounds])
+        return Pairs(places, samples, rows, rows % block * len(targets) + samples, bounds, unread)
 
     def of_block(self, number: int) -> tuple[slice, Tensor]:
         here = slice(self.bounds[number], self.bounds[number + 1])
@@ -113,16 +128,19 @@ class FirstPass:
 
 
 def largest_logits(
-    unit_x: Float[Tensor, "batch dim"], rows: Rows, pairs: Pairs, temperature: float
+    unit_x: Float[Tensor, "batch dim"], rows: Rows, pairs: Pairs, temperature: float, precision: Precision = "float32"
 ) -> Float[Tensor, "2 batch"]:
     """Of each sample, in powers of 2: over all rows that are alive, and over its targets. -inf where there are none."""
-    x = unit_x * (LOG2_E / temperature)
+    x = rounded(unit_x * (LOG2_E / temperature), precision)
     largest = x.new_full((2, len(x)), -torch.inf)
     unit_rows = rows.room(x.dtype)
+    if not pairs.bounds:
+        largest[1].scatter_reduce_(0, pairs.samples, _gathered_logits(x, rows, pairs, precision), "amax")
     for block in rows.blocks():
-        logits = block.unit(out=unit_rows) @ x.T
-        here, entries = pairs.of_block(block.number)
-        largest[1].scatter_reduce_(0, pairs.samples[here], logits.view(-1)[entries], "amax")
+        logits = rounded(block.unit(out=unit_rows), precision) @ x.T
+        if pairs.bounds:
+            here, entries = pairs.of_block(block.number)
+            largest[1].scatter_reduce_(0, pairs.samples[here], logits.view(-1)[entries], "amax")
         if block.dead is not None:
             logits.masked_fill_(block.dead[:, None], -torch.inf)
         torch.maximum(largest[0], logits.amax(dim=0), out=largest[0])
@@ -136,28 +154,28 @@ def first_pass(
     temperature: float,
     shift: Float[Tensor, " batch"] | None,
     kept: list[Tensor],
+    precision: Precision = "float32",
 ) -> FirstPass:
-    """One sweep over the blocks. `kept`: room for the exponentials of the first len(kept) blocks.
-
-    A kernel that computes output and log-sum-exp of attention can stand in for this function: o and z are its output
-    times exp(lse), and exp(lse).
-    """
+    """One sweep over the blocks. `kept`: room for the exponentials of the first len(kept) blocks."""
     batch, dim = unit_x.shape
-    x = unit_x * (LOG2_E / temperature)
+    x = rounded(unit_x * (LOG2_E / temperature), precision)
     pair_logits = torch.empty(len(pairs.samples), dtype=x.dtype, device=x.device)
+    if not pairs.bounds:
+        pair_logits = _gathered_logits(x, rows, pairs, precision)
 
     def sums(blocks: list[Block]) -> tuple[Tensor, Tensor]:
         z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
         scratch, unit_rows = x.new_empty(batch * len(blocks[0])), rows.room(x.dtype)
         for block in blocks:
-            w = block.unit(out=unit_rows)
+            w = rounded(block.unit(out=unit_rows), precision)
             e = _room(kept[block.number] if block.number < len(kept) else scratch, batch, block)
-            here, entries = pairs.of_block(block.number)
             torch.mm(w, x.T, out=e)
-            torch.index_select(e.view(-1), 0, entries, out=pair_logits[here])
+            if pairs.bounds:
+                here, entries = pairs.of_block(block.number)
+                torch.index_select(e.view(-1), 0, entries, out=pair_logits[here])
             _exponentiate(e, shift, block.dead)
             z += e.sum(dim=0)
-            o.addmm_(e.T, w)
+            o.addmm_(rounded(e, precision).T, w)
         return z, o
 
     z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
@@ -176,14 +194,15 @@ def second_pass(
     z: Float[Tensor, " batch"],
     temperature: float,
     move: Move,
+    precision: Precision = "float32",
 ) -> None:
     """Gradient, momentum and write, block by block. `z` is over all ranks' rows, `pair_q` is q of the pairs.
 
     d loss / d unit row = (E / Z - q) X^ / (tau B); 1 / (Z tau B) goes into X^, so that E is used as it is.
     """
     batch = len(unit_x)
-    x = unit_x * (LOG2_E / temperature)
-    scaled_x = unit_x / (z[:, None] * temperature * batch)
+    x = rounded(unit_x * (LOG2_E / temperature), precision)
+    scaled_x = rounded(unit_x / (z[:, None] * temperature * batch), precision)
     subtract = pair_q * z[pairs.samples]
 
     def write(blocks: list[Block]) -> None:
@@ -194,11 +213,11 @@ def second_pass(
                 e = _room(first.kept[block.number], batch, block)
             else:
                 e = _room(scratch, batch, block)
-                torch.mm(block.unit(out=unit_rows), x.T, out=e)
+                torch.mm(rounded(block.unit(out=unit_rows), precision), x.T, out=e)
                 _exponentiate(e, first.shift, block.dead)
             here, entries = pairs.of_block(block.number)
             e.view(-1).index_add_(0, entries, subtract[here], alpha=-1)
-            torch.mm(e, scaled_x, out=gradient[: len(block)])
+            torch.mm(rounded(e, precision), scaled_x, out=gradient[: len(block)])
             move(block, gradient[: len(block)], unit_rows)
 
     threads.on_each(write, rows.runs(), x.device)
@@ -218,6 +237,19 @@ def weighted_rows(
     samples_at_once = max(1, TARGET_ROWS_AT_ONCE // targets.shape[1])  # in the dtype of the arithmetic
     parts = zip(targets.split(samples_at_once), weights.split(samples_at_once))
     return torch.cat([torch.bmm(some[:, None, :], rows.weight[places].to(q.dtype))[:, 0] for places, some in parts])
+
+
+def _gathered_logits(x: Tensor, rows: Rows, pairs: Pairs, precision: Precision) -> Float[Tensor, " pairs"]:
+    """Of the pairs, apart from the blocks: their rows are gathered. -inf for those on other ranks."""
+    if len(rows) == 0:
+        return x.new_full((len(pairs.rows),), -torch.inf)
+    here = (pairs.rows >= 0) & (pairs.rows < len(rows))
+    parts = zip(pairs.rows.clamp(0, len(rows) - 1).split(TARGET_ROWS_AT_ONCE), pairs.samples.split(TARGET_ROWS_AT_ONCE))
+    logits = [
+        (rounded(rows.weight[places] * rows.inverse_norm[places], precision) * x[samples]).sum(dim=1)
+        for places, samples in parts
+    ]
+    return torch.cat(logits).masked_fill_(~here, -torch.inf)
 
 
 def _room(memory: Tensor, batch: int, block: Block) -> Tensor:
@@ -243,6 +275,6 @@ def _write_bfloat16(values: Float[Tensor, "n dim"], out: Tensor, key: int, ids: 
     per_row = randomness.bits(key, ids)[:, None]  # [n, 1] int32
     per_column = randomness.bits(key, torch.arange(values.shape[1], device=values.device))[None, :]
     noise = per_row ^ per_column
-    noise.mul_(0x2C1B3C6D).bitwise_xor_(noise >> 12).mul_(0x297A2D39)
+    noise.mul_(NOISE_MIX[0]).bitwise_xor_(noise >> 12).mul_(NOISE_MIX[1])
     noise = (noise >> 16).bitwise_and_(0xFFFF)
     out.copy_((values.view(torch.int32) + noise).bitwise_and_(-0x10000).view(torch.float32))

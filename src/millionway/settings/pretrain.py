@@ -27,6 +27,8 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Storage = Literal["float32", "bfloat16"]
+Kernel = Literal["auto", "torch", "triton"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Duplicates = Literal["report", "keep", "merge"]
 
@@ -85,6 +87,10 @@ class Classifier:
     """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
     storage: Storage = "float32"
     """how rows and their momentum are kept: bfloat16 takes half the memory, rounded at random, computed in float32"""
+    kernel: Kernel = "auto"
+    """who computes the passes over the rows on CUDA: the torch loop, fused Triton kernels, or whichever is faster"""
+    precision: Precision = "float32"
+    """what the products of these passes compute in; tf32 and bfloat16 are for CUDA"""
 
     @property
     def sampled(self) -> int | None:

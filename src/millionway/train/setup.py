@@ -105,6 +105,10 @@ def compare_settings(group: Group, config: Pretrain) -> None:
 
 def check_early(config: Pretrain, num_files: int, device: torch.device, group: Group) -> None:
     """Refuse what can be refused before every image has been read."""
+    if device.type != "cuda" and config.classifier.precision != "float32":
+        raise ValueError(f"--precision {config.classifier.precision} is for CUDA; on {device.type} use float32")
+    if device.type != "cuda" and config.classifier.kernel == "triton":
+        raise ValueError(f"--kernel triton is for CUDA; on {device.type} use --kernel auto")
     _new_encoder(rules.resolve(config, _facts(num_files, None, device, group)))
 
 
@@ -152,6 +156,8 @@ def build(
         device=device,
         seed=seed,
         classes_per_step=config.classifier.sampled,
+        kernel=config.classifier.kernel,
+        precision=config.classifier.precision,
     )
     if num_instances is None:
         classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])

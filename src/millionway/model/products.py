@@ -1,0 +1,41 @@
+"""What matrix products compute in: float32, or less of it for speed on tensor cores.
+
+Switches of the process (`torch.set_float32_matmul_precision`, `allow_tf32`) do not count inside `computed_in`: what is
+said to be float32 is float32. tf32 rounds operands to 11 bits of mantissa, bfloat16 to 8; sums stay float32.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from millionway.settings.pretrain import Precision
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+@contextmanager
+def computed_in(precision: Precision) -> Iterator[None]:
+    """Within it, products of float32 tensors are computed so; operands of the other two are `rounded` before."""
+    switches = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # pyright: ignore[reportAttributeAccessIssue]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        # Rounded operands are exact in tf32. On a CPU the products stay float32.
+        for switch, inside in zip(switches, ("ieee" if precision == "float32" else "tf32", "ieee")):
+            switch.fp32_precision = inside
+        yield
+    finally:
+        for switch, value in zip(switches, before):
+            switch.fp32_precision = value
+
+
+def rounded(x: Tensor, precision: Precision) -> Tensor:
+    """As tensor cores read it; the same tensor for float32, and for tf32 where the device rounds by itself."""
+    if precision == "bfloat16":
+        return x.bfloat16().to(x.dtype)
+    if precision == "tf32" and x.dtype == torch.float32 and x.device.type != "cuda":
+        # To the nearest: half of the last bit that stays is added, then the 13 lower ones are cut off.
+        return ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return x
