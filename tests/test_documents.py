@@ -127,6 +127,27 @@ def test_both_forms_of_import_are_seen() -> None:
     assert imported_modules(text) == ["millionway", "millionway.a.b", "millionway.c", "millionway.d"]
 
 
+def test_every_name_in_the_walkthrough_exists() -> None:
+    """Files by their path; names of code as something that is defined, in a file named in the same item if one is."""
+    page = (ROOT / "docs" / "walkthrough.md").read_text()
+    code = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    defined = set(re.findall(r"^\s*(?:def|class) (\w+)", code, re.M)) | set(re.findall(r"^([A-Z_]+)\b", code, re.M))
+    for item in re.split(r"\n\n|\n(?=\d\. |- )", page):
+        quoted = re.findall(r"`([^`]+)`", item)
+        files = [name for name in quoted if name.endswith(".py")]
+        assert all((PACKAGE / name).is_file() for name in files), files
+        here = "\n".join((PACKAGE / name).read_text() for name in files)
+        for name in quoted:
+            if (
+                re.fullmatch(r"\w+(\.\w+)?", name)
+                and not re.search(r"\.(arrow|jsonl|png|py)$", name)
+                and name != "code"
+            ):
+                last = name.split(".")[-1]
+                assert last in defined, name
+                assert not files or last in here, f"{name} is not in {files}"
+
+
 def test_no_address_or_path_of_a_machine() -> None:
     files = [
         path for pattern in ("*.md", "*.toml", "*.txt", "Makefile", "*.cff", ".ci/run") for path in ROOT.glob(pattern)
