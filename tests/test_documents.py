@@ -77,7 +77,7 @@ def test_files_named_in_documents_exist() -> None:
 
 BELOW_ALL = {"settings", "machine", "files", "seals", "randomness", "console"}
 ALLOWED = {
-    "parallel": {"parallel"},
+    "parallel": {"parallel", *BELOW_ALL},
     "data": {"data", *BELOW_ALL},
     "model": {"model", "parallel", *BELOW_ALL},
     "reporting": {"reporting", *BELOW_ALL},
