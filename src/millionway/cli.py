@@ -171,7 +171,7 @@ def plan(args: list[str]) -> None:
     """say what a run would take: memory, communication, the largest number of images"""
     chosen = _parse(Plan, args, "plan")
     answers = millionway.plan(**vars(chosen))
-    names = {"hybrid": "rows shared out", "replicated": "rows replicated (DDP)"}
+    names = {"hybrid": "rows split", "replicated": "rows replicated (DDP)"}
     table = Table("on each device", *names.values(), title=f"{chosen.instances:,} images on {chosen.devices} devices")
     for part in ("memory", "communication"):
         for line in dict.fromkeys(line for answer in answers.values() for line in getattr(answer, part)):

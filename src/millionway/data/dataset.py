@@ -89,7 +89,7 @@ def open_dataset(
 
 
 def open_test(data: str, test_data: str | None, data_root: Path | None, **options: Any) -> Dataset | None:
-    """The images that ask: those given, or the data's own test split, if it has one."""
+    """The query images: those given, or the data's own test split, if it has one."""
     name = test_data or data
     if test_data is None and not has_test_split(data):
         return None

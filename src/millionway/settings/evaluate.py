@@ -29,7 +29,7 @@ class Evaluate:
     image_size: Chosen[Positive[int]] = None
     """side of the images for such an encoder; by default 224"""
     test_data: Chosen[str] = None
-    """the images that ask; by default the data's test split, or a held-out fifth of each class"""
+    """the query images; by default the data's test split, or a held-out fifth of each class"""
     out: Chosen[Path] = None
     """folder for PROTOCOL.json; by default evaluation/ in the run folder"""
     data_root: Chosen[Path] = None

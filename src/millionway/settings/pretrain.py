@@ -131,7 +131,7 @@ class Images:
     labels: Literal["auto", "none"] = "auto"
     """auto: names of the first folders, or those of a named set; only ever used for scoring"""
     test_data: Chosen[str] = None
-    """other labeled images that ask in the k-NN during training; by default the data's test split, or a fifth"""
+    """other labeled images as queries of the k-NN during training; by default the data's test split, or a fifth"""
     data_root: Chosen[Path] = None
     """where named sets are stored; by default ~/.cache/millionway/data, or $MILLIONWAY_DATA"""
     manifest: Chosen[Path] = None

@@ -59,7 +59,7 @@ class Study:
     cells: tuple[str, ...] = ()
     """only these rows of the study's table, by name"""
     test_data: Chosen[str] = None
-    """other labeled images that ask; by default the data's test split, or a held-out fifth"""
+    """other labeled images as queries; by default the data's test split, or a held-out fifth"""
     max_images: Chosen[Positive[int]] = None
     """train on at most so many of the images, always the same ones; by default all"""
     set: Assignments = field(default_factory=dict)
