@@ -75,7 +75,7 @@ def test_files_named_in_documents_exist() -> None:
             assert (page.parent / name).exists(), f"{name} in {page.name}"
 
 
-BELOW_ALL = {"settings", "machine", "files", "seals", "randomness", "console"}
+BELOW_ALL = {"settings", "machine", "files", "seals", "run_folder", "randomness", "console"}
 ALLOWED = {
     "parallel": {"parallel", *BELOW_ALL},
     "data": {"data", *BELOW_ALL},
@@ -85,10 +85,11 @@ ALLOWED = {
     "evaluation": {"evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
     "train": {"train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
     "studies": {"studies", "train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
-    "settings": {"settings"},
+    "settings": {"settings", "seals", "files"},
     "machine": set(),
     "files": set(),
     "seals": {"files"},
+    "run_folder": {"files", "seals", "settings"},
     "randomness": set(),
     "console": {"files"},
 }

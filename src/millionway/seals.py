@@ -41,7 +41,7 @@ def opened(path: Path, text: str | bytes, remedy: str = "") -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadFile(path, f"not JSON ({str(error) or type(error).__name__})", remedy) from None
+        raise BadFile(path, f"it cannot be read as JSON ({str(error) or type(error).__name__})", remedy) from None
     if not isinstance(content, dict):
         raise BadFile(path, "not what was written there: no object with names", remedy)
     if SEAL not in content:

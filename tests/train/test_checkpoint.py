@@ -174,15 +174,16 @@ def test_full_disk_keeps_the_checkpoint_before(disk_of) -> None:
 
 
 def test_metrics_are_cut_back_on_resume(tmp_path) -> None:
+    others = {"batch_top1": 0.0, "lr": 0.1, "images_per_second": 1.0}
     metrics = Metrics(tmp_path)
     for step in range(5):
-        metrics.write("step", step, step / 2, loss=float(step))
+        metrics.write("step", step, step / 2, loss=float(step), **others)
     metrics.close()
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "step", "st')  # a line torn by a crash
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
     metrics = Metrics(tmp_path, resume_at=(2, 1.0))
-    metrics.write("step", 3, 1.5, loss=-1.0)
+    metrics.write("step", 3, 1.5, loss=-1.0, **others)
     metrics.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [0.0, 1.0, 2.0, -1.0]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,9 @@ import pyarrow as pa
 from millionway.data.arrow_files import pc, read_arrow, write_arrow
 from millionway.data.images import UnreadableImage
 from millionway.data.source import Keys, Labels, Source
+from millionway.files import BadFile
+
+log = logging.getLogger("millionway")
 
 SCHEMA = pa.schema(
     [
@@ -31,6 +35,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+SEAL = b"seal"
+DAMAGED = "Put a copy in its place, or make it again with `millionway index`"
 REMOVED = "removed"  # the problem of an image that is gone; its number waits for another
 NUM_LOOKED_INTO = 32
 COPY = "copy of "  # the problem of an image that has the same bytes as another, after --duplicates merge
@@ -81,45 +87,92 @@ class Manifest:
 
     @cached_property
     def labels(self) -> Labels | None:
-        names = json.loads((self.table.schema.metadata or {}).get(b"label_names", b"[]"))
-        if not names:
+        if not self.label_names:
             return None
         is_test = self.column("is_test")
-        return Labels(self.column("label").astype(np.int64), names, is_test if is_test.any() else None)
+        return Labels(self.column("label").astype(np.int64), self.label_names, is_test if is_test.any() else None)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when an image, its content or its number changes, or who is visited. Kept in the file."""
-        kept = (self.table.schema.metadata or {}).get(b"fingerprint")
-        if kept:
-            return kept.decode()
+        """Changes when an image, its content or its number changes, or who is visited."""
         digest = hashlib.blake2b(np.packbits(self.readable).tobytes(), digest_size=16)
         for name in ("key", "content_hash"):
             for part in _bytes_of(self.table[name]):
                 digest.update(part)
         return digest.hexdigest()
 
+    @cached_property
+    def label_names(self) -> list[str]:
+        return json.loads((self.table.schema.metadata or {}).get(b"label_names", b"[]"))
+
+    def seal(self) -> str:
+        """The checksum of all columns and of what the file says about them."""
+        about = {name: text for name, text in (self.table.schema.metadata or {}).items() if name != SEAL}
+        digest = hashlib.sha256(repr(sorted(about.items())).encode())
+        for name in SCHEMA.names:
+            column = self.table[name]
+            parts = (
+                _bytes_of(column)
+                if column.type == pa.string()
+                else (np.ascontiguousarray(chunk.to_numpy(zero_copy_only=False)).data for chunk in column.chunks)
+            )
+            for part in parts:
+                digest.update(part)
+        return digest.hexdigest()
+
     def save(self, path: Path) -> None:
-        metadata = {**(self.table.schema.metadata or {}), b"fingerprint": self.fingerprint.encode()}
+        metadata = {**(self.table.schema.metadata or {}), SEAL: self.seal().encode()}
         write_arrow(path, self.table.schema.with_metadata(metadata), self.table.to_batches())
 
     @staticmethod
     def load(path: Path) -> "Manifest":
         if not path.is_file():
-            raise ValueError(f"{path}: not a manifest: no such file; `millionway index DATA --out {path}` makes one")
+            raise BadFile(path, "not a manifest: no such file", f"`millionway index DATA --out {path}` makes one")
         try:
             table = read_arrow(path)
         except (OSError, pa.ArrowException) as error:
-            raise ValueError(f"{path}: not a manifest ({error}). `millionway index` makes one.") from None
+            raise BadFile(path, f"not a manifest ({error})", "`millionway index` makes one") from None
         missing = set(SCHEMA.names) - set(table.schema.names)
         if missing and (table.schema.metadata or {}).get(b"version") == b"1":
-            raise ValueError(
-                f"{path} was made by an older version. Make it again with `millionway index`; a run goes on as a new "
-                "one with --init-from, and is evaluated with --data"
+            raise BadFile(
+                path,
+                "it was made by an older version",
+                "Make it again with `millionway index`; a run goes on as a new one with --init-from, and is evaluated "
+                "with --data",
             )
         if missing:
-            raise ValueError(f"{path}: not a manifest of images: columns {sorted(missing)} are missing")
-        return Manifest(table)
+            raise BadFile(path, f"not a manifest of images: columns {sorted(missing)} are missing")
+        manifest = Manifest(table)
+        problem = manifest._problem()
+        if problem:
+            raise BadFile(path, f"not a manifest of images: {problem}", DAMAGED)
+        kept = (table.schema.metadata or {}).get(SEAL)
+        if kept is None:
+            log.warning("%s has no seal, so nobody can tell whether it was changed or damaged", path)
+        elif kept != manifest.seal().encode():
+            raise BadFile(path, "it is not as it was written: its seal is broken", DAMAGED)
+        return manifest
+
+    def _problem(self) -> str:
+        """What no list of images can be like, or ''."""
+        for field in SCHEMA:
+            column = self.table[field.name]
+            if column.type != field.type or column.null_count:
+                return f"column {field.name} is {column.type} with {column.null_count} gaps, not {field.type}"
+        try:
+            names = self.label_names
+        except (ValueError, RecursionError):
+            return "its label names are not JSON"
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            return "its label names are not texts"
+        label, width, height = (self.column(name) for name in ("label", "width", "height"))
+        if not np.array_equal(self.column("instance_id"), np.arange(len(self))):
+            return "its rows are not numbered from 0 on"
+        if len(label) and not (label.min() >= -1 and label.max() < max(1, len(names))):
+            return f"labels from {label.min()} to {label.max()}, and {len(names)} names"
+        if not ((width > 0) & (height > 0))[self.readable].all():
+            return "it has readable images without pixels"
+        return ""
 
 
 def _bytes_of(column: pa.ChunkedArray) -> Iterator[memoryview]:

@@ -1,12 +1,12 @@
 """evaluation/<protocol>.json: numbers with all that led to them."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millionway.files import write_whole
+from millionway.files import make_folder, write_whole
 from millionway.reporting.intervals import INTERVAL, shown
+from millionway.seals import write_json
 
 
 def write_result(
@@ -14,7 +14,8 @@ def write_result(
 ) -> Path:
     """summary: `numbers`, and what else is known of them."""
     path = folder / f"{protocol}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     content = {
         "protocol": protocol,
         **summary,
@@ -22,7 +23,7 @@ def write_result(
         "seeds": seeds,
         "seconds": round(seconds, 3),
     }
-    write_whole(path, json.dumps(content, indent=2) + "\n")
+    write_json(path, content)
     return path
 
 

@@ -1,12 +1,21 @@
-"""The settings of a run as config.json, and what a new start is laid over."""
+"""The settings of a run as config.json, and what a new start is laid over.
+
+What is read is checked: a run folder may be damaged, or somebody else's.
+"""
 
 import dataclasses
 import json
 from pathlib import Path
 
+from millionway.files import BadFile, remove
+from millionway.seals import read_json, write_json
 from millionway.settings.checks import flag
 from millionway.settings.presets import preset as settings_of_preset
-from millionway.settings.pretrain import FREE_ON_RESUME, GROUPS, Pretrain, flat, with_settings
+from millionway.settings.pretrain import FREE_ON_RESUME, GROUPS, Pretrain, check, flat, with_settings
+
+CONFIG = "config.json"
+STARTING = "starting.json"
+"""what was asked for, until the run begins"""
 
 
 def to_json(config: Pretrain) -> str:
@@ -22,24 +31,58 @@ def from_json(text: str) -> Pretrain:
     return with_settings(empty, **{name: value for name, value in stored.items() if name in flat(empty)})
 
 
+def has_begun(run: Path) -> bool:
+    """Whether there is a run that can go on. Before that, a start is a start."""
+    return (run / CONFIG).exists()
+
+
 def run_settings(run: Path) -> Pretrain:
     """The settings of the run in a folder."""
-    path = run / "config.json"
-    if not path.is_file():
-        raise ValueError(f"there is no run in {run} (no config.json)")
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"there is no run in {run} (no {CONFIG})")
+    remedy = (
+        "Put the file back as it was, for the run cannot go on without it. A new run can start from the encoder: "
+        f"--init-from {run / 'encoder.safetensors'}"
+    )
+    return _read(run / CONFIG, remedy)
+
+
+def _settings_to_resume(run: Path) -> Pretrain:
+    """The same; of a start that was killed, what was asked for."""
+    if has_begun(run):
+        return run_settings(run)
+    if (run / STARTING).is_file():
+        return _read(run / STARTING, f"Remove {run} and give the first command again")
+    hint = "" if not (run / "train.log").exists() else ". It had not begun: give the first command again"
+    raise ValueError(f"there is no run in {run} (no {CONFIG}){hint}")
+
+
+def _read(path: Path, remedy: str) -> Pretrain:
+    content = read_json(path, remedy)
     try:
-        return from_json(path.read_text())
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}), so the run cannot go on. A new run can start from its encoder: "
-            f"--init-from {run / 'encoder.safetensors'}"
-        ) from None
+        config = from_json(json.dumps(content))
+        check(config)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise BadFile(path, f"it cannot be read ({type(error).__name__}: {error})", remedy) from None
+    if not isinstance(config.data, str):
+        raise BadFile(path, f"data is {config.data!r:.60}, and should be the place of images", remedy)
+    return config
+
+
+def write_start(run: Path, asked: Pretrain) -> None:
+    write_json(run / STARTING, json.loads(to_json(asked)))
+
+
+def write_settings(run: Path, config: Pretrain) -> None:
+    """Where they stand, the run has begun."""
+    write_json(run / CONFIG, json.loads(to_json(config)))
+    remove(run / STARTING)
 
 
 def first_settings(preset: str | None, resume_from: Path | None) -> Pretrain:
     """What the user's own settings are laid over: the run to go on with, a preset, or the defaults."""
     if resume_from is not None:
-        return with_settings(run_settings(resume_from), resume=True, out=resume_from)
+        return with_settings(_settings_to_resume(resume_from), resume=True, out=resume_from)
     return Pretrain(data="", out=Path()) if preset is None else settings_of_preset(preset)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from millionway.evaluation.protocols import evaluate
 from millionway.files import write_whole
 from millionway.reporting.metrics import read_metrics
+from millionway.run_folder import ENVIRONMENT
+from millionway.seals import read_json
 from millionway.settings.evaluate import Evaluate
 from millionway.settings.pretrain import FREE_ON_RESUME, with_settings
 from millionway.settings.stored import first_settings
@@ -41,7 +43,7 @@ def run_cell(run: Path, result: Path, settings: dict[str, Any]) -> None:
         "hardest_share": sum(line["hardest_seconds"] for line in epochs) / seconds,
         "curve": curve,
         "settings": {k: short_name(v) if k in ("data", "test_data") else v for k, v in settings.items()},
-        "environment": json.loads((run / "environment.json").read_text()),
+        "environment": read_json(run / ENVIRONMENT),
     }
     write_whole(result, json.dumps(numbers, indent=1) + "\n")
     shutil.rmtree(run)

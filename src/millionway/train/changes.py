@@ -18,10 +18,11 @@ from millionway.data.manifest import Manifest
 from millionway.model.encoder import EncoderSpec
 from millionway.parallel.collectives import all_gather_object, all_gather_uneven, all_reduce, on_first_rank
 from millionway.parallel.group import Group
+from millionway.run_folder import MANIFEST
 from millionway.settings.pretrain import Pretrain
 from millionway.train import checkpoint
 from millionway.train.checkpoint import newest_fingerprint
-from millionway.train.setup import MANIFEST, build
+from millionway.train.setup import build
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")

@@ -1,14 +1,13 @@
 """Append-only numbers: metrics.jsonl, one object a line, and the same as TensorBoard events."""
 
-import json
 import os
 import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from millionway.files import write_whole
-from millionway.reporting.metrics import read_metrics
+from millionway.files import make_folder, open_append, write_whole
+from millionway.reporting.metrics import line_of, read_metrics
 
 
 class Metrics:
@@ -24,13 +23,13 @@ class Metrics:
         self.path = run / "metrics.jsonl"
         if resume_at is not None:
             _drop_lines_after(self.path, resume_at[1])
-        self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        self.file = open_append(self.path)
         purge = None if resume_at is None else resume_at[0] + 1
-        self.events = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
+        self.events = SummaryWriter(str(make_folder(run / "tensorboard")), purge_step=purge)
 
     def write(self, kind: str, step: int, epoch: float, **numbers: float) -> None:
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **numbers}
-        self.file.write(json.dumps(line) + "\n")
+        self.file.write(line_of(line))
         self.file.flush()
         for name, value in numbers.items():
             self.events.add_scalar(f"{kind}/{name}", value, step)
@@ -49,7 +48,7 @@ class Metrics:
 
 def _drop_lines_after(path: Path, epoch: float) -> None:
     kept = [line for line in read_metrics(path) if line["epoch"] <= round(epoch, 6)]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+    write_whole(path, "".join(map(line_of, kept)))
 
 
 def peak_memory_bytes() -> int:

@@ -18,10 +18,11 @@ from millionway.parallel.collectives import all_or_none, on_first_rank
 from millionway.parallel.group import Group, leave
 from millionway.parallel.launcher import is_first_process, local_rank
 from millionway.reporting.page import write_report
+from millionway.run_folder import LOG, MANIFEST, new_run_folder, sole_user
 from millionway.settings.pretrain import Pretrain, check, with_settings
-from millionway.settings.stored import check_resume, run_settings
+from millionway.settings.stored import check_resume, has_begun, run_settings
 from millionway.train import checkpoint
-from millionway.train.changes import CHANGED, MANIFEST, Before, changed_images, take_over
+from millionway.train.changes import CHANGED, Before, changed_images, take_over
 from millionway.train.first_weights import as_the_weights_are
 from millionway.train.loop import Loop, Plan
 from millionway.train.metrics import Metrics
@@ -31,12 +32,11 @@ from millionway.train.setup import (
     check_early,
     check_test_data,
     compare_settings,
-    new_run_folder,
     open_images,
     own_cores,
     remember_places,
     resolve,
-    sole_user,
+    with_absolute_paths,
     write_run_files,
 )
 from millionway.train.state import State
@@ -60,6 +60,8 @@ def pretrain(config: Pretrain) -> Path:
         raise ValueError("--data-changed is for --resume: a new run takes the images as they are")
     if config.model.encoder is not None:
         config = with_settings(config, encoder=full_name(config.model.encoder))
+    if config.resume and not has_begun(config.out):  # it was killed while it started
+        config = with_settings(config, resume=False)
     if config.init_from is not None and not config.resume:
         config = as_the_weights_are(config)
     if config.resume:
@@ -80,12 +82,11 @@ def _pretrain(config: Pretrain) -> None:
         patient = group.beside(SETUP_SECONDS)  # to read all images takes one rank hours, if they are many
 
         def enter() -> None:
-            if not config.resume:
-                stack.enter_context(new_run_folder(run))
-            stack.enter_context(sole_user(run))
+            wanted = with_absolute_paths(config)
+            stack.enter_context(sole_user(run) if config.resume else new_run_folder(run, wanted))
 
         on_first_rank(group, enter)
-        stack.enter_context(messages(run / "train.log" if group.is_first else None))
+        stack.enter_context(messages(run / LOG if group.is_first else None))
         torch.set_num_threads(config.running.threads or own_cores())
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
         before = changed_images(config, patient, run) if config.resume else None

@@ -1,10 +1,7 @@
 """What happens before the first step: the run folder, the images, the networks, and what may change on resume."""
 
-import fcntl
+import json
 import logging
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -15,7 +12,6 @@ from millionway.data.kinds.choose import has_test_split, is_named, open_source
 from millionway.data.kinds.remote import is_remote
 from millionway.data.source import Source
 from millionway.evaluation.features import no_labels
-from millionway.files import write_whole
 from millionway.machine import describe_environment, num_cores
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
@@ -23,72 +19,20 @@ from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.parallel.collectives import all_gather_object
 from millionway.parallel.group import Group
-from millionway.parallel.launcher import local_size, times_restarted
+from millionway.parallel.launcher import local_size
 from millionway.parallel.sync_bn import synchronize
+from millionway.run_folder import ENVIRONMENT
+from millionway.seals import write_json
 from millionway.settings import pretrain as settings
 from millionway.settings import resolve as rules
 from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain
-from millionway.settings.stored import run_settings, to_json
+from millionway.settings.stored import run_settings, write_settings
 from millionway.train.first_weights import IMAGENET, take_weights
 from millionway.train.muon import Muon
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")
-
-MANIFEST = "manifest.arrow"
-BEFORE_IT_BEGINS = {"train.log", MANIFEST, f"{MANIFEST}.tmp", "environment.json", "config.json.tmp"}
-
-
-@contextmanager
-def new_run_folder(run: Path) -> Iterator[None]:
-    """Make the folder; if the run never begins, leave nothing behind, so that the same command can be given again."""
-    created = not run.exists()
-    try:
-        if not created and not run.is_dir():
-            raise ValueError(f"--out {run} is not a folder. Choose another name.")
-        if times_restarted() and not created and {path.name for path in run.iterdir()} <= BEFORE_IT_BEGINS:
-            _remove_files(run)  # ours, from before the failure
-        if not created and any(run.iterdir()):
-            raise ValueError(f"--out {run} exists already. Go on with it by --resume, or choose another folder.")
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "train.log").touch()
-    except OSError as error:
-        raise ValueError(f"--out {run} cannot be written: {error.strerror}") from None
-    try:
-        yield
-    except BaseException:
-        if not (run / "config.json").exists():
-            _remove_files(run)
-            if created:
-                shutil.rmtree(run, ignore_errors=True)
-        raise
-
-
-def _remove_files(run: Path) -> None:
-    for path in run.iterdir():
-        path.unlink()
-
-
-@contextmanager
-def sole_user(run: Path) -> Iterator[None]:
-    """Hold the run folder, so that no second process works on it; the system lets go of it when the process ends."""
-    try:
-        file = open(run / "train.log", "a")  # noqa: SIM115 (held below)
-    except OSError as error:
-        raise ValueError(f"--out {run} cannot be written: {error.strerror}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"--out {run} is in use: another process is training there") from None
-        except OSError:
-            log.warning("%s cannot be locked: do not start a second process on it", run)
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # processes that read images may still have it open
 
 
 def compare_settings(group: Group, config: Pretrain) -> None:
@@ -208,8 +152,8 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
 
 def write_run_files(run: Path, asked: Pretrain, resolved: Pretrain, dataset: Dataset, device: torch.device) -> None:
     """config.json comes last and whole: where it stands, the run has begun."""
-    (run / "environment.json").write_text(describe_environment(device))
-    write_whole(run / "config.json", to_json(resolved))
+    write_json(run / ENVIRONMENT, json.loads(describe_environment(device)))
+    write_settings(run, resolved)
     _say_what_runs(asked, resolved, dataset, device)
 
 
@@ -219,7 +163,7 @@ def remember_places(run: Path, config: Pretrain) -> None:
     places = {name: settings.flat(config)[name] for name in ("data", "test_data", "data_root")}
     moved = settings.with_settings(stored, **places)
     if moved != stored:
-        write_whole(run / "config.json", to_json(moved))
+        write_settings(run, moved)
 
 
 def check_test_data(config: Pretrain, source: Source) -> None:
@@ -240,12 +184,16 @@ def check_test_data(config: Pretrain, source: Source) -> None:
 
 
 def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Group) -> Pretrain:
-    """Every setting has a value, and the run can go on from any working folder."""
+    """Every setting has a value."""
     facts = _facts(len(dataset.instance_ids), dataset.small_side(), device, group)
-    resolved = rules.resolve(config, facts)
-    paths = {name: _absolute(settings.flat(resolved)[name]) for name in ("init_from", "data_root")}
-    data = {name: _absolute_data(settings.flat(resolved)[name]) for name in ("data", "test_data")}
-    return settings.with_settings(resolved, **data, **paths)
+    return with_absolute_paths(rules.resolve(config, facts))
+
+
+def with_absolute_paths(config: Pretrain) -> Pretrain:
+    """So that it can go on from any working folder."""
+    paths = {name: _absolute(settings.flat(config)[name]) for name in ("init_from", "data_root", "manifest")}
+    data = {name: _absolute_data(settings.flat(config)[name]) for name in ("data", "test_data")}
+    return settings.with_settings(config, **data, **paths)
 
 
 def _facts(num_images: int, image_side: int | None, device: torch.device, group: Group) -> rules.Facts:
