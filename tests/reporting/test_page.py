@@ -87,11 +87,8 @@ def test_page_is_one_file_and_well_formed(tmp_path) -> None:
         ("evaluation/samples.json", {"numbers": {"rows": 3}}, "rows is not a list"),
         ("evaluation/knn.json", {"numbers": {"knn_20": "<b>"}}, "knn_20 is not a number"),
         ("evaluation/knn.json", {"numbers": {"knn_20": 1}, "settings": {"chance": "<b>"}}, "chance is not a number"),
-        ("evaluation/knn.json", ["<b>"], "not a dict"),
-        ("config.json", "<b>", "not a dict"),
-        ("metrics.jsonl", {"kind": "step", "epoch": 1, "loss": "<b>"}, "loss is not a number"),
-        ("metrics.jsonl", {"kind": ["step"], "epoch": 1}, "kind is not a str"),
-        ("metrics.jsonl", {"kind": "step"}, "epoch is not a number"),
+        ("evaluation/knn.json", ["<b>"], "no object with names"),
+        ("config.json", "<b>", "no object with names"),
     ],
 )
 def test_what_no_run_writes_is_refused_by_name(tmp_path, file: str, content, what: str) -> None:
@@ -100,6 +97,17 @@ def test_what_no_run_writes_is_refused_by_name(tmp_path, file: str, content, wha
     with pytest.raises(ValueError, match=what) as error:
         write_report(run)
     assert str(run / file) in str(error.value) and not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "line", [{**STEP, "loss": "<blink>"}, {**STEP, "kind": ["step"]}, {"kind": "step"}, [], 3, "<blink>"]
+)
+def test_a_line_that_no_run_writes_is_left_out_and_told(tmp_path, line, caplog) -> None:
+    run = make_run(tmp_path, LINES)
+    with_it = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n" + with_it)
+    assert "<blink>" not in write_report(run).read_text()
+    assert f"{run / 'metrics.jsonl'}: 1 lines are damaged and left out, the first is line 1" in caplog.text
 
 
 def in_browser(page: Path) -> str:

@@ -2,17 +2,16 @@
 
 import base64
 import binascii
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millionway.files import BadFile, read_regular
+from millionway.files import BadFile
 from millionway.reporting.metrics import read_metrics
+from millionway.seals import read_json
 
 Kind = TypeVar("Kind")
-MAX_BYTES = 256 * 2**20
+REMEDY = "Remove it and try again"
 PICTURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 
 
@@ -66,27 +65,17 @@ def read_contents(run: Path) -> Contents:
     environment = run / "environment.json"
     return Contents(
         name=run.resolve().name,
-        settings=_object(run / "config.json"),
-        environment=_object(environment) if environment.is_file() else {},
-        lines=_checked_lines(run / "metrics.jsonl"),
+        settings=read_json(run / "config.json", REMEDY),
+        environment=read_json(environment, REMEDY) if environment.is_file() else {},
+        lines=read_metrics(run / "metrics.jsonl"),
         scores=[score for protocol, path in results.items() for score in _scores(protocol, path)],
         neighbors=_pictures(pictures["neighbors"]),
         samples=_pictures(pictures["samples"]),
     )
 
 
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_regular(path, MAX_BYTES))
-    except BadFile:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise _wrong(path, str(error)) from None
-    return _of(dict, content, path, "the file")
-
-
 def _wrong(path: Path, what: str) -> BadFile:
-    return BadFile(path, f"{what}; it was not written by a run, or it is damaged", "Remove it and try again")
+    return BadFile(path, f"{what}; it was not written by a run, or it is damaged", REMEDY)
 
 
 def _of(kind: type[Kind], value: Any, path: Path, name: str) -> Kind:
@@ -101,23 +90,9 @@ def _number(value: Any, path: Path, name: str) -> float:
     return float(value)
 
 
-def _checked_lines(path: Path) -> list[dict[str, Any]]:
-    if path.is_file() and path.stat().st_size > MAX_BYTES:
-        raise _wrong(path, f"larger than {MAX_BYTES:,} bytes")
-    lines = read_metrics(path)
-    for line in lines:
-        _of(str, _of(dict, line, path, "a line").get("kind"), path, "kind")
-        for name, value in line.items():
-            if name != "kind":
-                _number(value, path, name)
-        if not math.isfinite(_number(line.get("epoch"), path, "epoch")):
-            raise _wrong(path, "an epoch is not finite")
-    return lines
-
-
 def _scores(protocol: str, path: Path) -> list[Score]:
     """Numbers alone; words such as the verdict stand elsewhere on the page."""
-    result = _object(path)
+    result = read_json(path, REMEDY)
     about = _of(dict, result.get("settings", {}), path, "settings")
     scored_on = Path(_of(str, about.get("data", ""), path, "data")).name
     counts = [about.get(name) for name in ("num_queries", "num_bank")]
@@ -139,7 +114,7 @@ def _scores(protocol: str, path: Path) -> list[Score]:
 def _pictures(path: Path | None) -> list[list[Picture]]:
     if path is None:
         return []
-    rows = _of(list, _of(dict, _object(path).get("numbers"), path, "numbers").get("rows"), path, "rows")
+    rows = _of(list, _of(dict, read_json(path, REMEDY).get("numbers"), path, "numbers").get("rows"), path, "rows")
     return [[_picture(entry, path) for entry in _of(list, row, path, "a row")] for row in rows]
 
 

@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 28
 ALWAYS = {"kind": str, "step": int, "epoch": (int, float)}
 NUMBERS = {
     "step": ("loss", "batch_top1", "lr", "images_per_second"),
-    "epoch": ("seconds", "hardest_seconds"),
+    "epoch": ("seconds",),
     "evaluation": ("instance_top1", "instance_top5", "effective_rank", "positive_cosine", "hardest_negative_cosine"),
 }
 
