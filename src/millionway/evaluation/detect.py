@@ -24,6 +24,7 @@ from millionway.data.images import UnreadableImage, decode
 from millionway.data.readers import Progress, in_order
 from millionway.evaluation.boxes import BoxedImage, BoxedSet
 from millionway.evaluation.work import Work
+from millionway.files import make_folder, write_whole
 from millionway.model.encoder import Encoder
 
 BATCH_SIZE = 16
@@ -295,7 +296,8 @@ def detect(
         train(model, train_set, recipe, seed, device, num_threads, progress)
     found, truth = find(model, test_set, device, num_threads, progress), ground_truth(test_set)
     if out is not None:
-        (out / "detect").mkdir(parents=True, exist_ok=True)
-        (out / "detect" / f"detections_{seed}.json").write_text(json.dumps(found))
-        (out / "detect" / "boxes.json").write_text(json.dumps(truth))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(make_folder(out) / "detect")
+        write_whole(folder / f"detections_{seed}.json", json.dumps(found))
+        write_whole(folder / "boxes.json", json.dumps(truth))
     yield from average_precision(truth, found)
