@@ -70,3 +70,11 @@ def muon_direction(matrix: torch.Tensor) -> torch.Tensor:
         gram = x @ x.T
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     return x
+
+
+def all_neighbors(vectors: Tensor, k: int) -> Tensor:
+    """[images, k] cosines of the k most similar others, from all of them at once, in float64."""
+    unit = vectors.double() / vectors.double().norm(dim=1, keepdim=True)
+    cosines = unit @ unit.T
+    cosines.fill_diagonal_(-torch.inf)
+    return cosines.topk(min(k, len(unit) - 1), dim=1).values

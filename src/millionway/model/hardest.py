@@ -115,7 +115,7 @@ class _Best:
             return
         row, ids, scores = (torch.cat(parts) for parts in zip(*self.waiting))
         self.waiting, self.num_waiting = [], 0
-        order = _stable_order(row)
+        order = stable_order(row)
         row = row[order].long()
         num = torch.bincount(row, minlength=len(self.bound))
         slot = torch.arange(len(row), device=row.device) - torch.index_select(num.cumsum(0) - num, 0, row)
@@ -330,7 +330,7 @@ def _reaching(scores: Tensor, bound: Tensor, by_column: bool) -> tuple[Tensor, T
     return row, found - row * scores.shape[1], torch.index_select(scores.view(-1), 0, found)
 
 
-def _stable_order(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+def stable_order(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """On a CPU numpy sorts 16-bit numbers by their digits."""
     if keys.device.type != "cpu":
         return keys.argsort(stable=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -325,3 +325,20 @@ def _model_tensors(state: State) -> dict[str, Tensor]:
 def _classifier_tensors(state: State) -> dict[str, Tensor]:
     tensors = {"rows": state.classifier.weight, "momentum": state.classifier.momentum}
     return tensors if state.hardest is None else {**tensors, "hardest": state.hardest}
+
+
+def newest_rows(checkpoints: Path, fingerprint: str) -> tuple[Tensor, Path] | None:
+    """(rows [instances, dim], the checkpoint they are from): of the newest one that is whole, or None."""
+    folder = _newest(checkpoints, fingerprint)
+    if folder is None:
+        return None
+    try:
+        parts = []
+        for path in sorted((folder / "classifier").glob("*.safetensors")):
+            with safe_open(path, "pt") as file:
+                parts.append((file.get_slice("rows").get_shape(), file.get_slice("rows")[:0].dtype))
+        rows = torch.empty(sum(shape[0] for shape, _ in parts), parts[0][0][1], dtype=parts[0][1])
+        load_shards({"rows": rows}, folder / "classifier", Group(), len(rows))
+    except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as error:
+        raise _does_not_fit(folder, error) from None
+    return rows, folder

@@ -1,0 +1,97 @@
+"""What does not belong: a score for each image, and the reason in words.
+
+By vectors: how far an image is from the nearest of the others, a share of them that is large enough that a handful of
+strange images does not keep each other company. By pixels and sizes: how far a number (brightness, contrast, color,
+size, aspect) is from those of the rest. Each in robust standard deviations; the largest counts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from millionway import randomness
+from millionway.model import threads
+
+COMPANY = 0.02  # share of the images that counts as a group of its own
+WITNESSES = 4096
+BLOCK = 1024
+FAR = 3.5  # robust standard deviations beyond which a reason is named
+UNIFORM = 0.02  # standard deviation of brightness, of 1
+
+
+@dataclass(frozen=True)
+class Outliers:
+    score: np.ndarray  # [images] 0 to 1
+    reason: list[str]
+
+
+def strangeness(unit: Float[Tensor, "images dim"], seed: int = 0) -> Float[Tensor, " images"]:
+    """[images] 1 minus the mean cosine with the nearest of all others, 2 % of them, estimated from a sample."""
+    num = len(unit)
+    if num < 2:
+        return unit.new_zeros(num)
+    order = torch.randperm(num, generator=randomness.generator(seed, "witnesses"))[:WITNESSES]
+    witnesses = unit[order.to(unit.device)]
+    k = max(1, round(COMPANY * (len(witnesses) - 1)))
+
+    def of(part: Tensor) -> Tensor:
+        # A witness meets itself; that one is left out, and for all others the same number of neighbors counts.
+        best = (part @ witnesses.T).topk(min(k + 1, len(witnesses)), dim=1).values
+        itself = best[:, :1] > 1 - 1e-6
+        mean = torch.where(itself, best[:, 1:].mean(dim=1, keepdim=True), best[:, :k].mean(dim=1, keepdim=True))
+        return 1 - mean[:, 0]
+
+    return torch.cat(threads.on_each(of, unit.split(BLOCK), unit.device))
+
+
+def outliers(
+    unit: Float[Tensor, "images dim"],
+    pixels: dict[str, np.ndarray],
+    width: np.ndarray,
+    height: np.ndarray,
+) -> Outliers:
+    """pixels: brightness, contrast and color of each image, NaN where it could not be read."""
+    away = robust(strangeness(unit).cpu().numpy().astype(np.float64), upper=True)
+    area = np.log2(np.maximum(1, width.astype(np.float64) * height))
+    aspect = np.log2(np.maximum(1, width) / np.maximum(1, height).astype(np.float64))
+    reasons: list[tuple[np.ndarray, str, str]] = [
+        (away, "far from everything", ""),
+        (robust(pixels["brightness"]), "much brighter than the rest", "much darker than the rest"),
+        (robust(pixels["contrast"]), "much more contrast than the rest", "much less contrast than the rest"),
+        (robust(pixels["color"]), "much more color than the rest", "much less color than the rest"),
+        (robust(area), "much larger than the rest", "much smaller than the rest"),
+        (robust(aspect), "much wider than the rest", "much taller than the rest"),
+    ]
+    uniform = pixels["contrast"] < UNIFORM
+    # What the encoder says counts in full; a number of the pixels alone must be further off to count as much.
+    parts = np.stack([np.maximum(away, 0), *(np.abs(value) / 2 for value, _, _ in reasons[1:]), uniform * 2 * FAR])
+    strength = parts.max(axis=0)
+    words = []
+    for place in range(len(unit)):
+        found = [
+            (abs(value[place]), high if value[place] > 0 else low)
+            for value, high, low in reasons
+            if abs(value[place]) > FAR and (high if value[place] > 0 else low)
+        ]
+        if uniform[place]:
+            found.append((np.inf, "nearly uniform"))
+        words.append("; ".join(word for _, word in sorted(found, reverse=True)))
+    return Outliers((strength / (strength + FAR)).astype(np.float32), words)
+
+
+def robust(values: np.ndarray, upper: bool = False) -> np.ndarray:
+    """How many standard deviations from the median, by the median deviation; 0 where unknown or where all are alike.
+
+    upper: by the deviations above it alone, for numbers with a long tail there.
+    """
+    known = values[np.isfinite(values)]
+    if len(known) == 0:
+        return np.zeros(len(values))
+    middle = np.median(known)
+    off = np.abs(known[known >= middle] - middle) if upper else np.abs(known - middle)
+    # Where more than half are the same, the rest is measured by its mean deviation.
+    spread = max(1.4826 * np.median(off), 1e-9) if np.median(off) > 1e-9 else 1.2533 * off.mean() + 1e-9
+    return np.where(np.isfinite(values) & (np.abs(values - middle) > 1e-6), (values - middle) / spread, 0.0)

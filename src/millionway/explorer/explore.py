@@ -1,0 +1,88 @@
+"""From a collection to its page."""
+
+import logging
+import threading
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from millionway.collection.answers import encode
+from millionway.collection.collection import Collection
+from millionway.collection.neighbors import most_similar
+from millionway.explorer.epochs import Epochs
+from millionway.explorer.export import LARGE_IMAGES, export
+from millionway.explorer.pack import Pack
+from millionway.explorer.page import library
+from millionway.explorer.server import Explorer, address, is_loopback, listen, serve
+from millionway.reporting.contents import read_contents
+from millionway.reporting.page import draw
+
+log = logging.getLogger("millionway")
+
+
+def open_explorer(collection: Collection, out: Path | None = None) -> Explorer:
+    """out: the table, made if it is not there or not of these images."""
+    run = collection.run
+    path = None if out is None and run is None else collection.file(out)
+    found = None if path is None else collection.read(path)
+    if found is None and path is not None:
+        collection.write(path)
+        found = collection.read(path)
+    table, about = found or (collection.table(), collection.about())
+    can_search = collection.subject is not None and collection.kind == "features" and collection.features is None
+    epochs = None
+    if run is not None:
+        place_of = {instance_id: place for place, instance_id in enumerate(table["id"].to_pylist())}
+        epochs = Epochs(run, place_of, collection.num_threads)
+    name = run.resolve().name if run is not None else Path(collection.dataset.source.name).name
+    known = () if epochs is None else tuple(epochs.known())
+    pack = Pack(table, about, name, can_search, run is not None, known)
+    ids = table["id"].to_pylist()
+    lock = threading.Lock()  # one picture at a time is enough work for the encoder
+
+    def search(picture: Image.Image, num: int) -> list[tuple[int, float]]:
+        with lock:
+            near = most_similar(encode(collection, [picture]), collection.vectors.unit, num)
+        return list(zip(near.places[0].tolist(), near.cosines[0].tolist()))
+
+    def image_of(place: int) -> Any:
+        return collection.dataset.source.read(ids[place])
+
+    report = None if run is None else lambda: draw(read_contents(run))
+    return Explorer(pack, image_of, search if can_search else None, report, epochs)
+
+
+def explore(
+    collection: Collection,
+    *,
+    out: Path | None = None,
+    export_to: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    open_browser: bool = True,
+) -> Path | None:
+    """Serve the page until Ctrl-C, or write it into a folder and return its path."""
+    library()  # what is missing is said before any long work
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"--port is a number from 1 to 65535, not {port}")
+    if export_to is not None:
+        explorer = open_explorer(collection, out)
+        large = len(explorer.pack) <= LARGE_IMAGES
+        explorer.pack = replace(explorer.pack, can_search=False, large=large)
+        return export(explorer, export_to, collection.progress)
+    listener = listen(host, port)
+    if not is_loopback(host):
+        log.warning("--host %s: whoever reaches this machine and has the address sees the images", host)
+    try:
+        explorer = open_explorer(collection, out)
+        where = address(explorer, listener)
+        log.info("the page is at %s  (Ctrl-C ends it)", where)
+        if open_browser:
+            threading.Timer(0.5, webbrowser.open, (where,)).start()
+        serve(explorer, listener, host)
+    finally:
+        listener.close()
+    return None
