@@ -67,7 +67,7 @@ def test_make_targets_in_documents_exist() -> None:
 def test_files_named_in_documents_exist() -> None:
     for page in PAGES:
         for name in re.findall(
-            r"`((?:settings|data|model|parallel|train|evaluation|reporting|exporting|studies)/[\w/]*(?:\.py)?)`",
+            r"`((?:settings|data|model|parallel|train|evaluation|reporting|exporting|studies|collection|explorer)/[\w/]*(?:\.py)?)`",
             page.read_text(),
         ):
             assert (PACKAGE / name).exists(), f"{name} in {page.name}"
@@ -84,6 +84,8 @@ ALLOWED = {
     "exporting": {"exporting", "reporting", "model", *BELOW_ALL},
     "evaluation": {"evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
     "train": {"train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
+    "collection": {"collection", "train", "evaluation", "model", "data", *BELOW_ALL},
+    "explorer": {"explorer", "collection", "evaluation", "reporting", "data", *BELOW_ALL},
     "studies": {"studies", "train", "evaluation", "reporting", "model", "data", "parallel", *BELOW_ALL},
     "settings": {"settings", "seals", "files"},
     "machine": set(),

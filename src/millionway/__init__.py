@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millionway.settings.bench import Bench
+from millionway.settings.collection import Collected, Duplicates, Explore, Map, Outliers, Search
 from millionway.settings.demo import Demo
 from millionway.settings.embed import Embed
 from millionway.settings.evaluate import Evaluate
@@ -21,6 +22,9 @@ from millionway.settings.report import Report
 from millionway.settings.study import Study
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millionway.collection.collection import Collection
     from millionway.data.indexing import Changes
     from millionway.model.encoder import Encoder
     from millionway.train.plan import Answer
@@ -29,14 +33,20 @@ __version__ = "0.1.0"
 __all__ = [
     "bench",
     "demo",
+    "duplicates",
     "embed",
     "evaluate",
+    "explore",
     "export",
     "index",
     "load_encoder",
+    "map",
+    "open_collection",
+    "outliers",
     "plan",
     "pretrain",
     "report",
+    "search",
     "study",
 ]
 
@@ -159,6 +169,55 @@ def demo(asked: Demo) -> dict[str, Any]:
 def study(asked: Study) -> Path:
     """Run one of the paper's ablations on a data set and write NAME.json, NAME.md and NAME.svg into `out`."""
     from millionway.studies.study import study as run
+
+    return run(asked)
+
+
+@taking(Collected)
+def open_collection(asked: Collected) -> Collection:
+    """Images with a vector each, as one object with .search(...), .duplicates(), .outliers(), .map()."""
+    from millionway.collection.opening import open_collection as run
+    from millionway.console import track
+
+    return run(asked, track)
+
+
+@taking(Search)
+def search(asked: Search) -> pa.Table:
+    """The images that are most like each query: query, id, path, label, cosine."""
+    from millionway.collection.verbs import search as run
+
+    return run(asked)
+
+
+@taking(Duplicates)
+def duplicates(asked: Duplicates) -> pa.Table:
+    """Groups of the same or nearly the same picture, or what is in `against` too; nothing is deleted."""
+    from millionway.collection.verbs import duplicates as run
+
+    return run(asked)
+
+
+@taking(Outliers)
+def outliers(asked: Outliers) -> pa.Table:
+    """The images that belong least: id, path, label, score, reason."""
+    from millionway.collection.verbs import outliers as run
+
+    return run(asked)
+
+
+@taking(Map)
+def map(asked: Map) -> Path:
+    """Place, cluster, neighbors, scores and thumbnail of every image as one Parquet file."""
+    from millionway.collection.verbs import map as run
+
+    return run(asked)
+
+
+@taking(Explore)
+def explore(asked: Explore) -> Path | None:
+    """Serve a page to walk through the images, until Ctrl-C; or write it into the folder `export`."""
+    from millionway.explorer.explore import explore as run
 
     return run(asked)
 

@@ -16,6 +16,7 @@ from millionway.parallel.launcher import is_first_process, times_restarted
 from millionway.settings import pretrain as run_settings
 from millionway.settings.bench import Bench
 from millionway.settings.checks import suggest
+from millionway.settings.collection import Duplicates, Explore, Map, Outliers, Search
 from millionway.settings.demo import Demo
 from millionway.settings.embed import Embed
 from millionway.settings.evaluate import Evaluate
@@ -213,6 +214,66 @@ def export(args: list[str]) -> None:
     print(f"written  {path}\n\nTo load it:\n{how_to_load(spec, path, chosen.format, chosen.from_bytes)}")
 
 
+def search(args: list[str]) -> None:
+    """what looks like this picture?"""
+    chosen = _parse(Search, args, "search")
+    with _messages():
+        found = millionway.search(**vars(chosen))
+    _print_lines(found, chosen.out)
+
+
+def duplicates(args: list[str]) -> None:
+    """groups of the same or nearly the same picture; leaks between two folders"""
+    chosen = _parse(Duplicates, args, "duplicates")
+    with _messages():
+        found = millionway.duplicates(**vars(chosen))
+    _print_lines(found, chosen.out)
+    if chosen.write_list is not None:
+        print(f"written  {chosen.write_list}")
+
+
+def outliers(args: list[str]) -> None:
+    """what does not belong, with reasons"""
+    chosen = _parse(Outliers, args, "outliers")
+    with _messages():
+        found = millionway.outliers(**vars(chosen))
+    _print_lines(found, chosen.out)
+
+
+def make_map(args: list[str]) -> None:
+    """place, cluster and neighbors of every image, as one Parquet file"""
+    chosen = _parse(Map, args, "map")
+    with _messages():
+        print(f"written  {millionway.map(**vars(chosen))}")
+
+
+def explore(args: list[str]) -> None:
+    """a page to walk through the images"""
+    chosen = _parse(Explore, args, "explore")
+    with _messages():
+        page = millionway.explore(**vars(chosen))
+    if page is not None:
+        print(f"written  {page}")
+
+
+def _print_lines(found: Any, path: Path | None, most: int = 40) -> None:
+    """The first lines of a table; all of them are in the file."""
+    from millionway.console import printable
+
+    names = [name for name in found.column_names if name not in ("id", "num_bytes", "against_id")]
+    table = Table()
+    for name in names:
+        table.add_column(name, overflow="fold")  # a path that is cut off is none
+    for line in found.slice(0, most).to_pylist():
+        values = ("" if line[name] is None else line[name] for name in names)
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else printable(str(value)) for value in values))
+    out.print(table)
+    if found.num_rows > most:
+        print(f"and {found.num_rows - most:,} more" + ("" if path else "; --out FILE.csv has them all"))
+    if path is not None:
+        print(f"written  {path}")
+
+
 def index(args: list[str]) -> None:
     """number and check the images of a folder"""
     from millionway.console import printable
@@ -295,6 +356,11 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "pretrain": pretrain,
     "plan": plan,
     "evaluate": evaluate,
+    "explore": explore,
+    "search": search,
+    "duplicates": duplicates,
+    "outliers": outliers,
+    "map": make_map,
     "embed": embed,
     "export": export,
     "index": index,

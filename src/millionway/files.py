@@ -135,14 +135,14 @@ def _not_a_file(path: Path) -> BadFile:
     return BadFile(path, "it is a link, a pipe or a device, or has a second name, and a run folder has none", remedy)
 
 
-def check_new(out: Path) -> None:
+def check_new(out: Path, flag: str = "--out") -> None:
     """Refuse a file that exists, or whose folder does not."""
     if out.exists():
-        raise ValueError(f"--out {out} exists already; choose another name")
+        raise ValueError(f"{flag} {out} exists already; choose another name")
     if not out.resolve().parent.is_dir():
-        raise ValueError(f"--out {out}: there is no folder {out.resolve().parent}")
+        raise ValueError(f"{flag} {out}: there is no folder {out.resolve().parent}")
     if not os.access(out.resolve().parent, os.W_OK):
-        raise ValueError(f"--out {out} cannot be written: no permission for its folder")
+        raise ValueError(f"{flag} {out} cannot be written: no permission for its folder")
 
 
 # --- removing ---------------------------------------------------------------------------------------------------------

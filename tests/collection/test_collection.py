@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,8 @@ from PIL import Image
 
 from millionway.collection import looks as looking
 from millionway.collection.collection import Collection
-from millionway.collection.opening import open_collection
+from millionway.collection.opening import open_collection as open_asked
+from millionway.settings.collection import Collected
 
 ENCODER = "torchvision/resnet18"
 
@@ -35,6 +37,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Image.open(root / "one" / "05.png").resize((96, 96)).save(root / "two" / "05-large.png")
     Image.new("RGB", (48, 48)).save(root / "two" / "black.png")
     return root
+
+
+def open_collection(**given: Any) -> Collection:
+    return open_asked(Collected(**given))
 
 
 def collection_of(data: Path | str) -> Collection:

@@ -21,6 +21,7 @@ from millionway.data.batches import plain_batches
 from millionway.data.images import UnreadableImage, decode
 from millionway.data.kinds.folders import read_file
 from millionway.data.stores import MemoryStore
+from millionway.settings.collection import Keep
 
 if TYPE_CHECKING:
     from millionway.collection.collection import Collection
@@ -151,10 +152,10 @@ def encode(collection: "Collection", images: Sequence[Image.Image]) -> Tensor:
 # --- duplicates -------------------------------------------------------------------------------------------------------
 
 
-def duplicates(collection: "Collection", threshold: float | None, keep: twice.Keep) -> Answer:
+def duplicates(collection: "Collection", threshold: float | None, keep: Keep) -> Answer:
     """Also copies that the list has merged: they have no vector, but the same bytes."""
-    if keep not in get_args(twice.Keep):
-        raise ValueError(f"--keep is {' or '.join(get_args(twice.Keep))}, not {keep}")
+    if keep not in get_args(Keep):
+        raise ValueError(f"--keep is {' or '.join(get_args(Keep))}, not {keep}")
     pairs, threshold = collection.pairs(threshold)
     manifest = collection.dataset.manifest
     merged = np.flatnonzero(manifest.copies)

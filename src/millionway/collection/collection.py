@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +30,10 @@ from millionway.data.manifest import hash_of
 from millionway.data.readers import Progress
 from millionway.evaluation.feature_cache import FeatureCache
 from millionway.evaluation.subject import Subject
+from millionway.settings.collection import Keep, VectorKind
 
 log = logging.getLogger("millionway")
 
-Kind = Literal["features", "rows"]
 CENTRAL = 8  # images that stand for a cluster
 
 
@@ -42,7 +42,7 @@ class Collection:
     """Images in the order of `ids`; every array and tensor here has that order."""
 
     dataset: Dataset
-    kind: Kind
+    kind: VectorKind
     device: torch.device
     num_threads: int
     subject: Subject | None = None
@@ -169,7 +169,7 @@ class Collection:
         return answers.search(self, queries, k)
 
     def duplicates(
-        self, threshold: float | None = None, keep: twice.Keep = "largest", against: "Collection | None" = None
+        self, threshold: float | None = None, keep: Keep = "largest", against: "Collection | None" = None
     ) -> Answer:
         """Groups of the same or nearly the same picture; or what is here and in another collection too."""
         return answers.duplicates(self, threshold, keep) if against is None else answers.leaks(self, against, threshold)

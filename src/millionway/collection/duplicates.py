@@ -9,7 +9,6 @@ Pairs make groups; of each group one image is kept. Nothing is ever deleted.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,10 +22,9 @@ from millionway.collection.neighbors import Neighbors
 from millionway.collection.pairs import verify
 from millionway.data.manifest import Manifest
 from millionway.data.readers import Progress
+from millionway.settings.collection import Keep
 
-Keep = Literal["largest", "oldest"]
-
-LIKENESS = 0.9  # of the pixels of a copy
+LIKENESS = 0.95  # of the pixels of a copy
 QUANTILE = 0.25  # of the nearest cosines, where no threshold is given
 
 

@@ -12,13 +12,16 @@ from PIL import Image
 from millionway.collection.answers import encode
 from millionway.collection.collection import Collection
 from millionway.collection.neighbors import most_similar
+from millionway.collection.opening import open_collection
+from millionway.console import track
 from millionway.explorer.epochs import Epochs
-from millionway.explorer.export import LARGE_IMAGES, export
+from millionway.explorer.export import LARGE_IMAGES, check_folder_is_new, export
 from millionway.explorer.pack import Pack
 from millionway.explorer.page import library
 from millionway.explorer.server import Explorer, address, is_loopback, listen, serve
 from millionway.reporting.contents import read_contents
 from millionway.reporting.page import draw
+from millionway.settings.collection import Explore
 
 log = logging.getLogger("millionway")
 
@@ -55,34 +58,27 @@ def open_explorer(collection: Collection, out: Path | None = None) -> Explorer:
     return Explorer(pack, image_of, search if can_search else None, report, epochs)
 
 
-def explore(
-    collection: Collection,
-    *,
-    out: Path | None = None,
-    export_to: Path | None = None,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    open_browser: bool = True,
-) -> Path | None:
+def explore(asked: Explore) -> Path | None:
     """Serve the page until Ctrl-C, or write it into a folder and return its path."""
     library()  # what is missing is said before any long work
-    if not 0 <= port < 1 << 16:
-        raise ValueError(f"--port is a number from 1 to 65535, not {port}")
-    if export_to is not None:
-        explorer = open_explorer(collection, out)
+    if asked.port >= 1 << 16:
+        raise ValueError(f"--port is a number up to 65535, not {asked.port}")
+    if asked.export is not None:
+        check_folder_is_new(asked.export)
+        explorer = open_explorer(open_collection(asked, track), asked.out)
         large = len(explorer.pack) <= LARGE_IMAGES
         explorer.pack = replace(explorer.pack, can_search=False, large=large)
-        return export(explorer, export_to, collection.progress)
-    listener = listen(host, port)
-    if not is_loopback(host):
-        log.warning("--host %s: whoever reaches this machine and has the address sees the images", host)
+        return export(explorer, asked.export, track)
+    listener = listen(asked.host, asked.port)
+    if not is_loopback(asked.host):
+        log.warning("--host %s: whoever reaches this machine and has the address sees the images", asked.host)
     try:
-        explorer = open_explorer(collection, out)
+        explorer = open_explorer(open_collection(asked, track), asked.out)
         where = address(explorer, listener)
-        log.info("the page is at %s  (Ctrl-C ends it)", where)
-        if open_browser:
+        print(f"page  {where}\nCtrl-C ends it.", flush=True)
+        if asked.browser:
             threading.Timer(0.5, webbrowser.open, (where,)).start()
-        serve(explorer, listener, host)
+        serve(explorer, listener, asked.host)
     finally:
         listener.close()
     return None

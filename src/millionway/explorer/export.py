@@ -16,16 +16,20 @@ LARGE_IMAGES = 5000  # up to so many the images themselves are written too
 
 def export(explorer: Explorer, folder: Path, progress: Progress | None = None) -> Path:
     """Write into a new folder; returns the page."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--export {folder} exists already; choose another name")
-    if not folder.absolute().parent.is_dir():
-        raise ValueError(f"--export {folder}: there is no folder {folder.absolute().parent}")
+    check_folder_is_new(folder)
     folder.mkdir(exist_ok=True)
     try:
         return _write(explorer, folder, progress)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # half a page is none
         raise
+
+
+def check_folder_is_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--export {folder} exists already; choose another name")
+    if not folder.absolute().parent.is_dir():
+        raise ValueError(f"--export {folder}: there is no folder {folder.absolute().parent}")
 
 
 def _write(explorer: Explorer, folder: Path, progress: Progress | None) -> Path:

@@ -19,6 +19,7 @@ from millionway.evaluation.health import health_of_rows
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
 from millionway.evaluation.results import write_result
+from millionway.evaluation.snapshots import MAX_IMAGES, Snapshot, write_snapshot
 from millionway.evaluation.thumbnails import picture_of, picture_of_view
 from millionway.model.encoder import EncoderSpec
 from millionway.model.encoder_file import save_encoder
@@ -144,6 +145,7 @@ class Monitor:
         numbers = {"num_images": len(self.dataset.instance_ids), **numbers, **dict(self.knn())}
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
         save_encoder(self.state.network.encoder, self.run / "encoder.safetensors", step=str(self.state.step))
+        self._write_snapshot(epoch)
         shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
         shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
@@ -173,6 +175,12 @@ class Monitor:
         embeddings = network.head(features).float()
         network.train()
         yield from health_of_rows(self.state.classifier, features, embeddings, read_ids)
+
+    def _write_snapshot(self, epoch: int) -> None:
+        """For the explorer: features of the same few images at each evaluation."""
+        some = self._some("snapshot", MAX_IMAGES).sort().values
+        features, ids = extract(self.state.network.encoder, self.dataset, some, self.spec.image_size, self.device)
+        write_snapshot(self.run, epoch, Snapshot(ids, features))
 
     def write_neighbors(self) -> None:
         """For the report: some images and what the encoder finds alike."""
