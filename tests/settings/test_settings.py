@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,14 +58,20 @@ def test_what_is_left_open_is_chosen() -> None:
     assert flat(laptop) | {
         "encoder": "narrow-resnet",
         "image_size": 64,
-        "batch_size": 256,
-        "lr": 0.03,
-        "hardest": 100,
+        "batch_size": 64,
+        "lr": 0.06,
+        "head": "linear",
+        "temperature": 0.1,
+        "row_norm": 1.0,
+        "row_lr": 10.0,
+        "smoothing": 0.0,
+        "hardest": 0,
+        "views": 1,
         "warmup_epochs": 10,
         "threads": 4,
         "eval_every": 10,
     } == flat(laptop)
-    gpu = flat(resolve(defaults(epochs=50), Facts(500, has_gpu=True)))
+    gpu = flat(resolve(defaults(epochs=50, smoothing=0.2), Facts(500, has_gpu=True)))
     assert (gpu["encoder"], gpu["image_size"], gpu["batch_size"], gpu["hardest"]) == (
         "torchvision/resnet50",
         224,
@@ -72,8 +79,42 @@ def test_what_is_left_open_is_chosen() -> None:
         5,
     )
     assert gpu["warmup_epochs"] == 3
-    small = flat(resolve(defaults(epochs=10), Facts(50, 32)))
+    small = flat(resolve(defaults(epochs=10, smoothing=0.2), Facts(50, 32)))
     assert (small["image_size"], small["hardest"], small["warmup_epochs"]) == (32, 0, 1)
+
+
+def test_rates_follow_the_batch() -> None:
+    """Those that were tried: batches of 64 and 256 with SGD (a quarter of the pull wants about four times the rate)."""
+
+    def rates(num: int = 10_000, **settings: Any) -> tuple[float, float]:
+        found = flat(resolve(defaults(**settings), Facts(num)))
+        return found["lr"], found["row_lr"]
+
+    assert rates() == (0.06, 10.0) and rates(batch_size=256) == (0.06, 40.0)
+    assert rates(batch_size=512) == (0.12, 80.0) and rates(batch_size=16) == (0.03, 2.5)
+    lr, row_lr = rates(optimizer="muon")
+    assert lr == 0.02 and lr * row_lr == pytest.approx(0.6)  # rows take SGD, whatever the encoder takes
+    assert rates(1_000_000) == (0.03, 1.0)
+
+
+@pytest.mark.parametrize("num", [1_000_000, 14_200_000])
+def test_very_many_images_take_the_papers_values(num: int) -> None:
+    chosen = flat(resolve(defaults(batch_size=4096), Facts(num, has_gpu=True)))
+    expected = {"head": "mlp", "temperature": 0.15, "smoothing": 0.2, "hardest": 100, "views": 2, "lr": 0.48}
+    expected |= {"row_lr": 1.0, "row_norm": "prior", "encoder": "torchvision/resnet50", "image_size": 224}
+    assert {name: chosen[name] for name in expected} == expected
+
+
+def test_what_is_given_stays() -> None:
+    given = {"head": "mlp", "temperature": 0.3, "smoothing": 0.1, "views": 4, "row_norm": "prior", "row_lr": 2.0}
+    for num in (1000, 1_000_000):
+        chosen = flat(resolve(defaults(**given), Facts(num)))
+        assert {name: chosen[name] for name in given} == given
+    assert flat(resolve(defaults(hardest=5), Facts(1000)))["smoothing"] == 0.2
+    # Sampled classes and smoothing exclude each other: only what was asked for is refused.
+    assert flat(resolve(defaults(classes_per_step=100), Facts(1_000_000)))["smoothing"] == 0
+    with pytest.raises(ValueError, match="--smoothing 0"):
+        check(defaults(classes_per_step=100, smoothing=0.2))
 
 
 def test_data_that_does_not_fit_is_refused() -> None:
@@ -133,9 +174,15 @@ def test_every_process_has_two_images() -> None:
     [
         ({"mean": (0.5, float("nan"), 0.5)}, "--mean must be finite"),
         ({"std": (0.5, float("nan"), 0.5)}, "--std must be positive"),
-        ({"micro_batch": 1, "views": 1}, "at least 2 views"),
     ],
 )
-def test_values_that_batch_normalization_cannot_bear(settings: dict, message: str) -> None:
+def test_values_that_cannot_be_normalized(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(defaults(**settings))
+
+
+@pytest.mark.parametrize("views", [1, None])
+def test_batch_normalization_compares_views(views: int | None) -> None:
+    with pytest.raises(ValueError, match=r"--micro-batch 1 with --views 1: .*at least 2 views"):
+        resolve(defaults(micro_batch=1, views=views), Facts(1000))
+    resolve(defaults(micro_batch=1, views=2), Facts(1000))

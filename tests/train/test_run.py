@@ -70,7 +70,7 @@ def test_a_restart_does_not_go_on_with_another_run(digit_folder: Path, tmp_path:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert main(command) == 0  # the same run: it is finished
     assert main([*command, "--lr", "0.1"]) == 2
-    assert "--lr was 0.001875, now 0.1" in capsys.readouterr().err
+    assert "--lr was 0.03, now 0.1" in capsys.readouterr().err
 
 
 def test_the_short_name_of_an_encoder_is_the_same_encoder() -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 from millionway.settings.checks import suggest
 from millionway.settings.pretrain import Pretrain, with_settings
 
+PAPER = {"head": "mlp", "temperature": 0.15, "smoothing": 0.2, "row_norm": "prior", "row_lr": 1.0, "views": 2}
+"""whatever the number of images"""
+
 
 def digits() -> Pretrain:
     """scikit-learn's 1,797 digits: the demo."""
@@ -18,8 +21,7 @@ def digits() -> Pretrain:
         batch_size=128,
         lr=0.06,
         prior="running-bn",
-        row_norm=1.0,
-        row_lr=10.0,
+        **PAPER | {"row_norm": 1.0, "row_lr": 10.0},
         crop_min=0.5,
         flip=0.0,
         jitter=0.5,
@@ -39,6 +41,8 @@ def cifar10() -> Pretrain:
         image_size=32,
         epochs=200,
         batch_size=512,
+        lr=0.06,
+        **PAPER,
         jitter=0.5,
         blur=0.0,
         mean=(0.4914, 0.4822, 0.4465),
@@ -82,12 +86,10 @@ def imagenet1k() -> Pretrain:
         Pretrain(data="imagenet/train", out=Path("runs/imagenet1k")),
         encoder="torchvision/resnet50",
         image_size=224,
-        head="mlp",
         dim=128,
-        temperature=0.15,
         prior="running-bn",
         hardest=100,
-        smoothing=0.2,
+        **PAPER,
         epochs=200,
         batch_size=4096,
         lr=0.48,

@@ -38,11 +38,12 @@ class Training:
     epochs: Positive[int] = 100
     """passes over all images, but for the last incomplete batch of each"""
     batch_size: Chosen[Positive[int]] = None
-    """images per step over all processes; by default 256 (512 with a GPU), or an eighth of the images"""
+    """images per step over all processes; by default 64 (512 with a GPU), 256 for very many images, or an eighth of
+    the images"""
     optimizer: Literal["sgd", "muon"] = "sgd"
     """of encoder and head: SGD as in the paper, or Muon, which learns more per view; rows take SGD with both"""
     lr: Chosen[Positive[float]] = None
-    """peak learning rate; by default 0.48 x batch / 4096, with muon 0.02"""
+    """peak learning rate; by default 0.06, with muon 0.02; for very many images the paper's 0.48 x batch / 4096"""
     warmup_epochs: Chosen[NotNegative[int]] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     momentum: BelowOne = 0.9
@@ -63,26 +64,30 @@ class Model:
     """narrow-resnet, torchvision/NAME, timm/NAME or just NAME; by default resnet50, without a GPU narrow-resnet"""
     stem: Literal["auto", "standard", "small"] = "auto"
     """first layers of a ResNet: small keeps the resolution; auto takes it for images up to 64 px"""
-    head: Literal["mlp", "linear", "none"] = "mlp"
-    """from feature to embedding: Linear-BN-ReLU-Linear, one Linear, or nothing"""
+    head: Chosen[Literal["mlp", "linear", "none"]] = None
+    """from feature to embedding: Linear-BN-ReLU-Linear, one Linear, or nothing; by default linear, or mlp for very many
+    images"""
     dim: Positive[int] = 128
     """length of an embedding (with --head none it is the feature's)"""
 
 
 @dataclass(frozen=True)
 class Classifier:
-    temperature: Positive[float] = 0.15
-    """divides the cosines"""
+    temperature: Chosen[Positive[float]] = None
+    """divides the cosines; by default 0.1, or 0.15 for very many images"""
     prior: Literal["random", "fixed-bn", "batch-bn", "running-bn"] = "batch-bn"
     """what the rows start as: random numbers, or features of the untrained network with BN in one of three modes"""
-    row_norm: Chosen[Positive[float]] = None
-    """length of the first rows; by default as the prior gives them (random: as batch-bn would)"""
-    row_lr: Positive[float] = 1.0
-    """learning rate of the rows as a multiple of the encoder's"""
+    row_norm: Chosen[Positive[float] | Literal["prior"]] = None
+    """length of the first rows, or as the prior gives them (random: as batch-bn would); by default 1, or prior for very
+    many images"""
+    row_lr: Chosen[Positive[float]] = None
+    """learning rate of the rows as a multiple of the encoder's; by default 10 x batch / 64, with muon three times that,
+    or 1 for very many images"""
     hardest: Chosen[NotNegative[int]] = None
     """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
-    smoothing: BelowOne = 0.2
-    """alpha: how much of the label they share; 0 turns it off"""
+    smoothing: Chosen[BelowOne] = None
+    """alpha: how much of the label they share; 0 turns it off; by default 0, or 0.2 with --hardest or for very many
+    images"""
     classes_per_step: Chosen[Positive[int] | Literal["full"]] = None
     """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
     storage: Storage = "float32"
@@ -109,8 +114,8 @@ class Augmentation:
     """probability of losing all color"""
     blur: Share = 0.5
     """probability of a Gaussian blur"""
-    views: Positive[int] = 2
-    """random views of an image per step"""
+    views: Chosen[Positive[int]] = None
+    """random views of an image per step; by default 1, or 2 for very many images"""
 
     @property
     def of_a_view(self) -> dict[str, float]:
@@ -238,7 +243,5 @@ def with_settings(config: Pretrain, **settings: Any) -> Pretrain:
 def check(config: Pretrain) -> None:
     """Refuse values that can never be right, alone or together."""
     check_fields(config)
-    if config.training.micro_batch is not None and config.training.micro_batch * config.augmentation.views < 2:
-        raise ValueError("--micro-batch 1 with --views 1: batch normalization compares at least 2 views")
     if config.classifier.sampled and config.classifier.smoothing and config.classifier.hardest != 0:
         raise ValueError("--classes-per-step samples classes, so the hardest ones may be missing; add --smoothing 0")

@@ -7,11 +7,17 @@ from typing import Literal
 
 from millionway.settings.pretrain import Pretrain, with_settings
 
-BATCH_SIZE, BATCH_SIZE_WITH_GPU = 256, 512
+MANY_IMAGES = 250_000
+"""From so many on a run takes the paper's values, which are for 1.28 million. Below it takes those that were best with
+10,000 (docs/experiments.md, small encoders). Nothing was measured between 50,000 and the paper; this is the middle of
+the two, as factors go."""
+BATCH_SIZE_WITH_GPU = 512
 STEPS_PER_EPOCH = 8
 """at least so many, also for few images"""
 PAPER_LR, PAPER_BATCH_SIZE = 0.48, 4096
+SMALL_LR, SMALL_LR_BATCHES = 0.06, (32, 256)  # as good with batches of 32, 64 and 256
 MUON_LR = 0.02
+ROW_LR_PER_IMAGE = 10 / 64  # the loss is a mean over the batch: in a smaller one an image pulls its row harder
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
 PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"
 
@@ -33,9 +39,41 @@ def num_hardest(num_images: int) -> int:
     return min(100, num_images // 100)
 
 
-def default_lr(optimizer: str, batch_size: int) -> float:
-    """The paper's for SGD, which grows with the batch. A step of Muon has the same length whatever the batch."""
-    return MUON_LR if optimizer == "muon" else PAPER_LR * batch_size / PAPER_BATCH_SIZE
+@dataclass(frozen=True)
+class Scale:
+    """What depends on the number of images alone."""
+
+    batch_size: int
+    views: int
+    head: Literal["mlp", "linear"]
+    temperature: float
+    smoothing: float
+    row_norm: float | Literal["prior"]
+
+
+PAPER = Scale(batch_size=256, views=2, head="mlp", temperature=0.15, smoothing=0.2, row_norm="prior")
+SMALL = Scale(batch_size=64, views=1, head="linear", temperature=0.1, smoothing=0.0, row_norm=1.0)
+
+
+def scale_of(num_images: int) -> Scale:
+    return PAPER if num_images >= MANY_IMAGES else SMALL
+
+
+def default_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
+    """For SGD it grows with the batch, in small runs only outside those that were tried. A step of Muon does not."""
+    if optimizer == "muon":
+        return MUON_LR
+    if scale is PAPER:
+        return PAPER_LR * batch_size / PAPER_BATCH_SIZE
+    low, high = SMALL_LR_BATCHES
+    return SMALL_LR * max(min(1.0, batch_size / low), batch_size / high)
+
+
+def default_row_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
+    """As a multiple of the encoder's; rows take SGD, so with Muon it makes up for the smaller rate."""
+    if scale is PAPER:
+        return 1.0
+    return ROW_LR_PER_IMAGE * batch_size * (SMALL_LR / MUON_LR if optimizer == "muon" else 1)
 
 
 def num_warmup_epochs(epochs: int) -> int:
@@ -56,7 +94,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     training, num_images = config.training, facts.num_images
     if num_images < 2:
         raise ValueError(f"--data {config.data}: {num_images} readable image; telling images apart needs at least 2")
-    batch_size = _batch_size(config, facts)
+    scale, batch_size = scale_of(num_images), _batch_size(config, facts)
     sampled, hardest = config.classifier.sampled, config.classifier.hardest
     if sampled and sampled + batch_size > num_images:
         raise ValueError(
@@ -67,18 +105,30 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         raise ValueError(f"--hardest {hardest} must be smaller than the number of images, {num_images}")
     if hardest is None:
         hardest = num_hardest(num_images)
-    warmup = training.warmup_epochs
+    views = config.augmentation.views or scale.views
+    if training.micro_batch is not None and training.micro_batch * views < 2:
+        raise ValueError(f"--micro-batch 1 with --views {views}: batch normalization compares at least 2 views")
+    smoothing = config.classifier.smoothing
+    if smoothing is None:  # who gives K wants it
+        smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
+    warmup, optimizer = training.warmup_epochs, training.optimizer
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
     return with_settings(
         config,
         batch_size=batch_size,
-        lr=training.lr if training.lr is not None else default_lr(training.optimizer, batch_size),
+        lr=training.lr or default_lr(scale, optimizer, batch_size),
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
         stem=choose_stem(encoder, config.model.stem, image_size),
         image_size=image_size,
-        hardest=hardest if config.classifier.smoothing and not sampled else 0,
+        head=config.model.head or scale.head,
+        temperature=config.classifier.temperature or scale.temperature,
+        row_norm=config.classifier.row_norm or scale.row_norm,
+        row_lr=config.classifier.row_lr or default_row_lr(scale, optimizer, batch_size),
+        smoothing=smoothing,
+        hardest=hardest if smoothing and not sampled else 0,
+        views=views,
         threads=config.running.threads or facts.num_cores,
         eval_every=config.running.eval_every or max(1, math.ceil(training.epochs / 10)),
     )
@@ -88,7 +138,7 @@ def _batch_size(config: Pretrain, facts: Facts) -> int:
     given, num_ranks = config.training.batch_size, facts.num_ranks
     if given == 1:
         raise ValueError("--batch-size must be at least 2: batch normalization compares the images of a step")
-    usual = BATCH_SIZE_WITH_GPU if facts.has_gpu else BATCH_SIZE
+    usual = BATCH_SIZE_WITH_GPU if facts.has_gpu else scale_of(facts.num_images).batch_size
     batch_size = given or min(usual, max(2, facts.num_images // STEPS_PER_EPOCH))
     if given is None:
         batch_size = max(2 * num_ranks, batch_size // num_ranks * num_ranks)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from millionway.reporting.intervals import half_interval
-from millionway.settings.pretrain import Augmentation
 
 Numbers = dict[str, dict[int, dict[str, Any]]]
 """{row: {seed: result}}"""
@@ -153,7 +152,7 @@ def _curves(axes: Any, numbers: Numbers) -> None:
 
 
 def _num_views(result: dict[str, Any]) -> int:
-    return result.get("settings", {}).get("views", Augmentation.views)
+    return result.get("settings", {}).get("views", 2)
 
 
 def _scatter(axes: Any, numbers: Numbers) -> None:

@@ -143,7 +143,7 @@ class Loop:
             self.state.network,
             self.state.classifier,
             self._saving(track(batches, len(left), "contrastive prior")),
-            prior.row_norm,
+            None if prior.row_norm == "prior" else prior.row_norm,
             progress,
         )
         log.info("rows written (%s), mean length %.3g", prior.prior, norm)
@@ -224,9 +224,14 @@ class Loop:
             self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self.config.augmentation.of_a_view
         )
 
+    @property
+    def num_views(self) -> int:
+        assert self.config.augmentation.views is not None
+        return self.config.augmentation.views
+
     def _view_keys(self, step: int) -> list[int]:
         seed, epoch = self.config.training.seed, step // self.plan.steps_per_epoch
-        return [randomness.key_of(seed, "view", epoch, view) for view in range(self.config.augmentation.views)]
+        return [randomness.key_of(seed, "view", epoch, view) for view in range(self.num_views)]
 
     def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
         state, training, method = self.state, self.config.training, self.config.classifier
@@ -238,6 +243,7 @@ class Loop:
         self.heartbeat.step = state.step + 1
         seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
         torch.manual_seed(seed >> 1)  # for encoders with dropout
+        assert method.smoothing is not None and method.row_lr is not None
         lr = self.plan.lr(state.step)
         result = train_step(
             self.network,
@@ -252,7 +258,7 @@ class Loop:
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             with_num_ahead=self._is_logged(state.step + 1),
-            views_at_once=training.micro_batch and training.micro_batch * self.config.augmentation.views,
+            views_at_once=training.micro_batch and training.micro_batch * self.num_views,
             clock=self.clock,
         )
         if not bool(torch.isfinite(result.loss)):

@@ -83,7 +83,7 @@ def build(
     num_instances: of a classifier from before the images changed; then it is only read.
     """
     model, seed = config.model, config.training.seed
-    assert config.training.lr is not None
+    assert config.training.lr and model.head and config.classifier.temperature
     encoder, taken = _new_encoder(config)
     if taken:
         log.info("%s", taken)
