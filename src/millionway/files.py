@@ -70,6 +70,23 @@ def _sync(path: Path | str, folder: int | None) -> None:
         os.close(descriptor)
 
 
+def check_room(file: int, path: Path, num_bytes: int) -> None:
+    """Refuse an open file that would need more bytes than its disk has."""
+    system = os.fstatvfs(file)
+    free = system.f_bavail * system.f_frsize
+    if num_bytes > free:
+        raise BadFile(path, f"{num_bytes:,} bytes are needed there, and {free:,} are free", "Take a larger disk")
+
+
+def reserve(file: int, path: Path, first: int, num_bytes: int) -> None:
+    """Room on the disk for a part of an open file, so that it is not missing later. macOS has no call for that."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, first, num_bytes)
+        except OSError as error:
+            raise BadFile(path, f"no room for {num_bytes:,} bytes ({error.strerror})") from None
+
+
 def open_append(path: Path) -> TextIO:
     """A text file to add lines to: its own file, not a link, a pipe or another name of somebody's file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK

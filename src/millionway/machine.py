@@ -1,13 +1,17 @@
-"""What a run ran on: devices, threads, versions."""
+"""What a run runs on: devices, cores, memory, versions."""
 
 import json
 import os
 import platform
+import re
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str, number: int = 0) -> torch.device:
@@ -32,13 +36,69 @@ def prepare(device: str, threads: int | None) -> tuple[torch.device, int]:
     return choose_device(device), num_threads
 
 
+def num_local_ranks() -> int:
+    """How many processes of a run share this machine; torchrun says so."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def memory_bytes() -> int:
+    """Of the machine, or of the container this process runs in."""
+    return min([_physical_bytes(), *(limit for limit, _ in _cgroups())])
+
+
 def free_memory_bytes() -> int:
-    """What programs can still get; Linux also gives back what it uses as cache."""
+    """What programs can still get, here or in the container; what is used as a cache counts, as it is given back."""
+    return max(0, min([_available_bytes(), *(limit - used for limit, used in _cgroups())]))
+
+
+def _physical_bytes() -> int:
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available_bytes() -> int:
+    """Linux and macOS tell; elsewhere it is guessed to be half of all."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (PROC / "meminfo").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
     except (OSError, StopIteration):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+        pass
+    try:
+        told = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
+        page_bytes = int(re.findall(r"page size of (\d+) bytes", told)[0])
+        pages = re.findall(r"^Pages (?:free|inactive|speculative): +(\d+)", told, re.MULTILINE)
+        return page_bytes * sum(map(int, pages))
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return _physical_bytes() // 2
+
+
+def _cgroups() -> Iterator[tuple[int, int]]:
+    """(limit, used) in bytes of each control group this process is in, the outer ones included: version 1 and 2."""
+    try:
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            root, files = CGROUPS, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, files = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        folder = Path(name.lstrip("/"))
+        for each in (folder, *folder.parents):  # in a container the own group is the root, whatever its name
+            try:
+                limit, used = ((root / each / file).read_text().strip() for file in files)
+                cache = re.findall(r"^inactive_file (\d+)", (root / each / "memory.stat").read_text(), re.MULTILINE)
+            except OSError:
+                continue
+            if limit != "max":
+                yield int(limit), int(used) - sum(map(int, cache))
 
 
 def describe_environment(device: torch.device) -> str:

@@ -142,6 +142,19 @@ def test_a_killed_rank_is_started_again(tmp_path: Path, digit_folder: Path, undi
 
 
 @pytest.mark.slow
+def test_rows_in_a_file_survive_a_kill_and_are_those_of_memory(
+    tmp_path: Path, digit_folder: Path, undisturbed: Path
+) -> None:
+    out = tmp_path / "run"
+    with begun(2, digit_folder, out, "--rows-in", str(tmp_path / "rows"), restarts=1) as process:
+        os.kill(ranks_of(out)[1], signal.SIGKILL)
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors[-4000:]
+    assert "going on from" in errors and (tmp_path / "rows").stat().st_size > 4096
+    assert_same_end(out, undisturbed)
+
+
+@pytest.mark.slow
 def test_three_processes_resume_to_the_same_numbers(tmp_path: Path, digit_folder: Path) -> None:
     """To rounding: DDP sums gradients in buckets, and orders them anew after a start."""
     whole, out = tmp_path / "whole", tmp_path / "cut"

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,10 +21,16 @@ from millionway.train.step import train_step
 SPEC = EncoderSpec("narrow-resnet", "small", 16, (0.5,) * 3, (0.25,) * 3)
 
 
-def new_state(seed: int = 0) -> State:
+def new_state(seed: int = 0, rows_in: Path | str = "device") -> State:
     network = Network(build_encoder(SPEC, seed), build_head("mlp", 256, 16, seed))
     optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9)
-    return State(network, optimizer, InstanceClassifier(30, 16, seed=seed), torch.zeros(30, 3, dtype=torch.int32), 0)
+    return State(
+        network,
+        optimizer,
+        InstanceClassifier(30, 16, seed=seed, rows_in=rows_in),
+        torch.zeros(30, 3, dtype=torch.int32),
+        0,
+    )
 
 
 def advance(state: State) -> None:
@@ -228,3 +235,25 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path) -> None:
     checkpoint.save(tmp_path, state, "f", keep=2)
     with pytest.raises(BadFile, match="hardest classes"):
         checkpoint.load_newest(tmp_path, new_state(), "f")
+
+
+def test_rows_in_a_file_are_saved_as_others_and_the_file_is_no_checkpoint(tmp_path) -> None:
+    states = [new_state(), new_state(rows_in=tmp_path / "rows")]
+    for name, state in zip(("memory", "file"), states):
+        advance(state)
+        assert checkpoint.all_finite(state)
+        checkpoint.save(tmp_path / name, state, "f", keep=2)
+    assert same(*states)
+    shards = [sorted((tmp_path / name).rglob("shard-*")) for name in ("memory", "file")]
+    assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
+    # As after a kill in mid-step: the file has rows of another step, and is used again.
+    states[1].classifier.weight[5:] = 7.0
+    states[1].classifier.momentum[:9] = torch.nan
+    assert not checkpoint.all_finite(states[1])
+    del states[1], state
+    resumed = new_state(seed=9, rows_in=tmp_path / "rows")
+    assert checkpoint.load_newest(tmp_path / "memory", resumed, "f")
+    assert same(states[0], resumed)
+    advance(states[0])
+    advance(resumed)
+    assert same(states[0], resumed)

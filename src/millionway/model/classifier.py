@@ -12,6 +12,7 @@ backward and the second pass (`update`) do not wait for each other.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from millionway.model.compare import Comparison
 from millionway.model.inputs import NotFiniteError
 from millionway.model.passes import KERNELS, Passes
 from millionway.model.products import PRECISIONS, computed_in
+from millionway.model.row_store import FileStore, HostStore, Store
 from millionway.model.rows import DeadRows, InverseNorms, KeptExponentials, Rows, rows_per_block, unit
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
@@ -87,6 +89,7 @@ class InstanceClassifier(nn.Module):
         classes_per_step: int | None = None,
         kernel: Kernel = "auto",
         precision: Precision = "float32",
+        rows_in: str | Path = "device",
     ) -> None:
         """storage: dtype of rows and momentum; bfloat16 is rounded at random, and computed in float32.
 
@@ -95,6 +98,8 @@ class InstanceClassifier(nn.Module):
         classes_per_step: compare with that many sampled classes outside the batch (and the batch's own) instead of all.
         kernel: who computes the passes: the `torch` loop, the fused `triton` kernels for CUDA, or `auto`: the faster.
         precision: what their products compute in; on a CPU less than float32 is emulated, and slower.
+        rows_in: where rows and momentum live: "device", "host" (memory) or the path of a file. Blocks of them come and
+        go while others are worked on; the numbers are the same.
         """
         super().__init__()
         if num_instances < 1 or dim < 1:
@@ -111,6 +116,8 @@ class InstanceClassifier(nn.Module):
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {kernel!r}")
         if precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+        if kernel == "triton" and rows_in != "device":
+            raise ValueError(f"the triton kernels need rows on the device, not in {rows_in}")
         self.num_instances = num_instances
         self.dim = dim
         self.temperature = temperature
@@ -120,16 +127,16 @@ class InstanceClassifier(nn.Module):
         self.step = 0  # counts updates; sampled classes and rounding are functions of (seed, step)
         self.local_range = local_range(num_instances, self.group.rank, self.group.size)
         start, stop = self.local_range
-        self.register_buffer("weight", torch.empty(stop - start, dim, dtype=storage, device=device))
-        self.register_buffer("momentum", torch.zeros_like(self.weight))
         self.register_buffer("alive", torch.ones(stop - start, dtype=torch.bool, device=device))
-        key = randomness.key_of(seed, "rows")
-
-        def draw(first: int) -> None:
-            last = min(first + ROWS_DRAWN_AT_ONCE, stop)
-            self.weight[first - start : last - start] = randomness.normal(key, torch.arange(first, last), dim)
-
-        threads.on_each(draw, range(start, stop, ROWS_DRAWN_AT_ONCE), torch.device("cpu"))
+        self.store = self._open_store(rows_in, storage)
+        if self.store is None:
+            weight = torch.empty(stop - start, dim, dtype=storage, device=device)
+            velocity = torch.zeros_like(weight)
+        else:
+            weight, velocity = self.store.weight, self.store.velocity
+        self.register_buffer("weight", weight)
+        self.register_buffer("momentum", velocity)
+        threads.on_each(self._draw, range(0, stop - start, ROWS_DRAWN_AT_ONCE), torch.device("cpu"))
         self._pass: _Pass | None = None
         self._kept = KeptExponentials(keep_bytes)
         self._inverse_norms = InverseNorms()
@@ -138,6 +145,32 @@ class InstanceClassifier(nn.Module):
         self.kernel: Kernel = kernel
         self.precision: Precision = precision
         self._passes: Passes | None = None
+
+    def _open_store(self, rows_in: str | Path, storage: torch.dtype) -> Store | None:
+        """None: on the device."""
+        if rows_in == "device" or (rows_in == "host" and self.device.type == "cpu"):
+            return None
+        num_rows = len(self.alive)
+        if rows_in == "host":
+            return HostStore(num_rows, self.dim, storage, pinned=self.device.type == "cuda")
+        return FileStore(Path(rows_in), self.num_instances, self.dim, storage, self.local_range)
+
+    def _draw(self, first: int) -> None:
+        """Normal numbers for some of the rows, a function of seed and class alone; their momentum is 0."""
+        last, start = min(first + ROWS_DRAWN_AT_ONCE, len(self.weight)), self.local_range[0]
+        key = randomness.key_of(self.seed, "rows")
+        rows = randomness.normal(key, torch.arange(start + first, start + last), self.dim)
+        if self.store is None:
+            self.weight[first:last] = rows
+        else:
+            rows = rows.to(self.weight.dtype)
+            self.store.write(first, rows)
+            self.store.write(first, torch.zeros_like(rows), velocity=True)
+
+    @property
+    def device(self) -> torch.device:
+        """That computes."""
+        return self.alive.device
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -220,7 +253,7 @@ class InstanceClassifier(nn.Module):
         key = randomness.key_of(self.seed, "rounding", self.step)
         move = softmax.Move(lr, momentum, weight_decay, key)
         self._half_written = True
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False):
             self._chosen_passes(len(stored.unit_x)).second_pass(
                 stored.unit_x,
                 stored.rows,
@@ -243,8 +276,9 @@ class InstanceClassifier(nn.Module):
         num_others = int(collectives.all_reduce(self.group, self.alive.sum())) - 1
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
-        with torch.autocast(self.weight.device.type, enabled=False), computed_in("float32"):
-            return hardest_search.top_k(self.weight, k, self.alive, self.group, self.num_instances)
+        with torch.autocast(self.device.type, enabled=False), computed_in("float32"):
+            alive = self.alive.to(self.weight.device)
+            return hardest_search.top_k(self.weight, k, alive, self.group, self.num_instances).to(self.device)
 
     def num_ahead(
         self, embeddings: Float[Tensor, "batch dim"], instance_ids: Int[Tensor, " batch"]
@@ -288,12 +322,13 @@ class InstanceClassifier(nn.Module):
         inputs.check_ids(instance_ids, self.num_instances, "instance ids")
         inputs.check_finite(rows, instance_ids)
         places, here = find_places(instance_ids, *self.local_range)
-        self.weight[places[here]] = rows[here].detach().to(self.compute_dtype).to(self.weight.dtype)
+        values = rows[here].detach().to(self.compute_dtype).to(self.weight.device, self.weight.dtype)
+        self.weight[places[here].to(self.weight.device)] = values
 
     def _all_gather(self, embeddings: Tensor, instance_ids: Tensor) -> tuple[Tensor, Tensor]:
         """All ranks' embeddings, in the dtype of the arithmetic, and their ids. Their values are checked later."""
         inputs.check_form(embeddings, instance_ids, self.dim)
-        own = embeddings.detach().to(self.compute_dtype), instance_ids.to(self.weight.device)
+        own = embeddings.detach().to(self.compute_dtype), instance_ids.to(self.device)
         x, ids = collectives.all_gather_together(self.group, *own)
         return x, ids
 
@@ -301,18 +336,17 @@ class InstanceClassifier(nn.Module):
         """All rows of this rank, in blocks for a batch of this size."""
         if self._half_written:
             raise RuntimeError("an update failed half-way, so some rows have moved and others not: load a checkpoint")
-        inverse_norm = self._inverse_norms.of(self.weight, self.compute_dtype)
-        block = rows_per_block(batch, self.weight.device)
-        return Rows(
-            self.weight, self.momentum, inverse_norm, block, self._dead_rows.of(self.alive), self.local_range[0]
-        )
+        inverse_norm = self._inverse_norms.of(self.weight, self.compute_dtype, self.device, self.store)
+        block, dead = rows_per_block(batch, self.device), self._dead_rows.of(self.alive)
+        return Rows(self.weight, self.momentum, inverse_norm, block, dead, self.local_range[0], self.store)
 
     def _chosen_passes(self, batch: int) -> Passes:
         """By what is fastest here, if that is left open; the same on all ranks, from the first step on."""
         if self._passes is None:
-            kind = (self.weight.device, self.dim, self.weight.dtype, self.precision, batch, self.temperature)
-            chosen = implementations.choose(self.kernel, *kind)
-            is_open = self.kernel == "auto" and self.weight.device.type == "cuda"
+            kind = (self.device, self.dim, self.weight.dtype, self.precision, batch, self.temperature)
+            kernel = self.kernel if self.store is None else "torch"  # the kernels need all rows on the device
+            chosen = implementations.choose(kernel, *kind)
+            is_open = kernel == "auto" and self.device.type == "cuda"
             if is_open and collectives.any_rank(self.group, isinstance(chosen, implementations.TorchPasses)):
                 chosen = implementations.TorchPasses(self.precision)
             self._passes = chosen

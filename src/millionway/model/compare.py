@@ -31,7 +31,7 @@ def own_cosines(
     places, here = find_places(ids, rows.first_id, rows.first_id + len(rows))
     if len(rows) == 0:
         return collectives.all_reduce(group, unit_x.new_zeros(len(ids)))
-    own_rows = rows.weight[places].to(unit_x.dtype) * rows.inverse_norm[places]
+    own_rows = rows.gather(places).to(unit_x.dtype) * rows.inverse_norm[places]
     cosines = (unit_x * own_rows).sum(dim=1).masked_fill_(~here, 0)
     if rows.dead is not None:
         cosines.masked_fill_(here & rows.dead[places], torch.nan)
@@ -49,7 +49,7 @@ def with_all(
     high = (own - (1e-12 if unit_x.dtype == torch.float64 else 1e-6))[:, None]
     num_ahead, nearest = torch.zeros_like(ids), unit_x.new_full((len(ids),), -torch.inf)
     unit_rows = rows.room(unit_x.dtype)
-    for block in rows.blocks():
+    for block in rows.stream(rows.blocks()):
         cosines = unit_x @ block.unit(out=unit_rows).T
         if block.dead is not None:
             cosines.masked_fill_(block.dead, -torch.inf)

@@ -2,14 +2,15 @@
 
 import itertools
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from millionway.machine import free_memory_bytes
-from millionway.parallel.launcher import local_size
+from millionway.machine import free_memory_bytes, num_local_ranks
 
 log = logging.getLogger("millionway")
 
@@ -67,6 +68,15 @@ class Block:
         return torch.mul(self.weight, self.inverse_norm, out=out[: len(self)])
 
 
+@runtime_checkable
+class Elsewhere(Protocol):
+    """Where rows live, if not in memory of the device that computes (row_store.py)."""
+
+    def stream(self, run: list[Block], first_id: int, writing: bool) -> Iterator[Block]: ...
+
+    def gather(self, places: Tensor) -> Tensor: ...
+
+
 @dataclass
 class Rows:
     """The rows a pass runs over."""
@@ -82,9 +92,15 @@ class Rows:
     """[classes] True for rows outside the softmax; None if there are none"""
     first_id: int = 0
     """class of the first row"""
+    store: Elsewhere | None = None
 
     def __len__(self) -> int:
         return len(self.weight)
+
+    @property
+    def device(self) -> torch.device:
+        """That computes."""
+        return self.inverse_norm.device
 
     def blocks(self) -> list[Block]:
         """All rows, in order."""
@@ -101,9 +117,19 @@ class Rows:
         size = -(-len(blocks) // NUM_RUNS)
         return [blocks[start : start + size] for start in range(0, len(blocks), max(1, size))]
 
+    def stream(self, run: list[Block], writing: bool = False) -> Iterable[Block]:
+        """The blocks in memory of the device. `writing`: weight and velocity are written back."""
+        return run if self.store is None or not run else self.store.stream(run, self.first_id, writing)
+
+    def gather(self, places: Int[Tensor, "*n"]) -> Float[Tensor, "*n dim"]:
+        """These rows, as stored, in memory of the device."""
+        if self.store is None:
+            return self.weight[places]
+        return self.store.gather(places.flatten()).view(*places.shape, -1)
+
     def room(self, dtype: torch.dtype) -> Tensor:
         """Memory as large as a block of rows."""
-        return self.weight.new_empty(min(self.block, len(self)), self.weight.shape[1], dtype=dtype)
+        return torch.empty(min(self.block, len(self)), self.weight.shape[1], dtype=dtype, device=self.device)
 
 
 @dataclass
@@ -114,9 +140,14 @@ class InverseNorms:
     version: int = -1
     """torch's counter of writes to the rows, as of `values`"""
 
-    def of(self, weight: Tensor, dtype: torch.dtype) -> Float[Tensor, "classes 1"]:
-        if self.values is None or self.version != weight._version or self.values.device != weight.device:
-            self.values = torch.cat([inverse_norms(part.to(dtype)) for part in weight.split(NORM_ROWS_AT_ONCE)])
+    def of(
+        self, weight: Tensor, dtype: torch.dtype, device: torch.device, store: Elsewhere | None
+    ) -> Float[Tensor, "classes 1"]:
+        if self.values is None or self.version != weight._version or self.values.device != device:
+            self.values = torch.empty(len(weight), 1, dtype=dtype, device=device)
+            rows = Rows(weight, weight, self.values, NORM_ROWS_AT_ONCE, store=store)
+            for block in rows.stream(rows.blocks()):
+                block.inverse_norm.copy_(inverse_norms(block.weight.to(dtype)))
             self.version = weight._version
         return self.values
 
@@ -156,17 +187,17 @@ class KeptExponentials:
         num_blocks = -(-len(rows) // rows.block)
         is_first = self.budget_bytes is None
         if self.budget_bytes is None:
-            self.budget_bytes = default_keep_bytes(rows.weight.device)
+            self.budget_bytes = default_keep_bytes(rows.device)
         num_kept = min(num_blocks, self.budget_bytes // block_bytes)
         if is_first:
             num_mb = num_kept * block_bytes >> 20
             log.info("classifier: %d of %d blocks keep their exponentials, %d MB", num_kept, num_blocks, num_mb)
         if len(self.blocks) != num_kept or any(block.numel() != entries for block in self.blocks[:1]):
             self.blocks = []  # let go of the old ones first
-            self.blocks = [torch.empty(entries, dtype=dtype, device=rows.weight.device) for _ in range(num_kept)]
+            self.blocks = [torch.empty(entries, dtype=dtype, device=rows.device) for _ in range(num_kept)]
         return self.blocks
 
 
 def default_keep_bytes(device: torch.device) -> int:
     """A quarter of the free memory on a CPU, where keeping is faster (benchmarks/classifier.py); else nothing."""
-    return free_memory_bytes() // (4 * local_size()) if device.type == "cpu" else 0
+    return free_memory_bytes() // (4 * num_local_ranks()) if device.type == "cpu" else 0

@@ -31,12 +31,14 @@ def take(
     start, stop = local_range
     first, last = torch.searchsorted(chosen, torch.tensor([start, stop], device=chosen.device)).tolist()
     here = chosen[first:last] - start
-    some = Rows(rows.weight[here], rows.velocity[here], rows.inverse_norm[here], rows.block)
+    velocity = rows.velocity[here.to(rows.velocity.device)].to(here.device)
+    some = Rows(rows.gather(here), velocity, rows.inverse_norm[here], rows.block)
     return some, here, torch.searchsorted(chosen, targets) - first
 
 
 def put_back(rows: Rows, some: Rows, here: Int[Tensor, " here"]) -> None:
     """Write the copies that `take` made, after an update."""
-    rows.weight[here] = some.weight
-    rows.velocity[here] = some.velocity
+    there = here.to(rows.weight.device)
+    rows.weight[there] = some.weight.to(there.device)
+    rows.velocity[there] = some.velocity.to(there.device)
     rows.inverse_norm[here] = some.inverse_norm

@@ -136,7 +136,7 @@ def largest_logits(
     unit_rows = rows.room(x.dtype)
     if not pairs.bounds:
         largest[1].scatter_reduce_(0, pairs.samples, _gathered_logits(x, rows, pairs, precision), "amax")
-    for block in rows.blocks():
+    for block in rows.stream(rows.blocks()):
         logits = rounded(block.unit(out=unit_rows), precision) @ x.T
         if pairs.bounds:
             here, entries = pairs.of_block(block.number)
@@ -166,7 +166,7 @@ def first_pass(
     def sums(blocks: list[Block]) -> tuple[Tensor, Tensor]:
         z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
         scratch, unit_rows = x.new_empty(batch * len(blocks[0])), rows.room(x.dtype)
-        for block in blocks:
+        for block in rows.stream(blocks):
             w = rounded(block.unit(out=unit_rows), precision)
             e = _room(kept[block.number] if block.number < len(kept) else scratch, batch, block)
             torch.mm(w, x.T, out=e)
@@ -208,7 +208,7 @@ def second_pass(
     def write(blocks: list[Block]) -> None:
         scratch = x.new_empty(batch * len(blocks[0]))
         unit_rows, gradient = rows.room(x.dtype), rows.room(x.dtype)
-        for block in blocks:
+        for block in rows.stream(blocks, writing=True):
             if block.number < len(first.kept):
                 e = _room(first.kept[block.number], batch, block)
             else:
@@ -233,10 +233,14 @@ def weighted_rows(
     targets = targets.clamp(0, len(rows) - 1)
     weights = q * rows.inverse_norm[:, 0][targets]
     if rows.weight.dtype == q.dtype:
-        return F.embedding_bag(targets, rows.weight, mode="sum", per_sample_weights=weights)
+        weight = rows.weight
+        if rows.store is not None:
+            wanted, targets = targets.unique(return_inverse=True)
+            weight = rows.gather(wanted)
+        return F.embedding_bag(targets, weight, mode="sum", per_sample_weights=weights)
     samples_at_once = max(1, TARGET_ROWS_AT_ONCE // targets.shape[1])  # in the dtype of the arithmetic
     parts = zip(targets.split(samples_at_once), weights.split(samples_at_once))
-    return torch.cat([torch.bmm(some[:, None, :], rows.weight[places].to(q.dtype))[:, 0] for places, some in parts])
+    return torch.cat([torch.bmm(some[:, None, :], rows.gather(places).to(q.dtype))[:, 0] for places, some in parts])
 
 
 def _gathered_logits(x: Tensor, rows: Rows, pairs: Pairs, precision: Precision) -> Float[Tensor, " pairs"]:
@@ -246,7 +250,7 @@ def _gathered_logits(x: Tensor, rows: Rows, pairs: Pairs, precision: Precision) 
     here = (pairs.rows >= 0) & (pairs.rows < len(rows))
     parts = zip(pairs.rows.clamp(0, len(rows) - 1).split(TARGET_ROWS_AT_ONCE), pairs.samples.split(TARGET_ROWS_AT_ONCE))
     logits = [
-        (rounded(rows.weight[places] * rows.inverse_norm[places], precision) * x[samples]).sum(dim=1)
+        (rounded(rows.gather(places) * rows.inverse_norm[places], precision) * x[samples]).sum(dim=1)
         for places, samples in parts
     ]
     return torch.cat(logits).masked_fill_(~here, -torch.inf)

@@ -12,11 +12,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def local_size() -> int:
-    """How many of the processes share this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
 def is_first_process() -> bool:
     """Whether this process speaks for all, also before they have met and after they have parted."""
     return int(os.environ.get("RANK", "0")) == 0

@@ -92,6 +92,8 @@ class Classifier:
     """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
     storage: Storage = "float32"
     """how rows and their momentum are kept: bfloat16 takes half the memory, rounded at random, computed in float32"""
+    rows_in: str = "device"
+    """where they are kept: device, host (its memory), or the path of a file, for more rows than memory holds"""
     kernel: Kernel = "auto"
     """who computes the passes over the rows on CUDA: the torch loop, fused Triton kernels, or whichever is faster"""
     precision: Precision = "float32"
@@ -214,7 +216,9 @@ HINTS: dict[str, Any] = {
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
     ["data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"]
-) | frozenset(["device", "threads", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"])
+) | frozenset(
+    ["device", "threads", "rows_in", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"]
+)
 
 
 def flat(config: Pretrain) -> dict[str, Any]:

@@ -37,11 +37,10 @@ from millionway.files import (
     temporary_name,
     write_whole,
 )
-from millionway.machine import free_memory_bytes
+from millionway.machine import free_memory_bytes, num_local_ranks
 from millionway.model.prior import PriorProgress
 from millionway.parallel.collectives import all_gather_object, all_or_none, any_rank, on_first_rank
 from millionway.parallel.group import Group
-from millionway.parallel.launcher import local_size
 from millionway.parallel.row_shards import load_shards, save_shards
 from millionway.seals import MANIFEST, check_fields, find_damage, read_json, seal_folder, write_json
 from millionway.train.state import State
@@ -50,6 +49,7 @@ log = logging.getLogger("millionway")
 
 NAME = r"(?:step|prior)_\d{8,}"
 LAST_BYTES = 1 << 20
+NUMBERS_AT_ONCE = 1 << 22
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -103,10 +103,10 @@ class Saver:
         self.wait()
         snapshot = _Snapshot.of(state)
         # Twice, because the ranks of a machine ask at the same time, and the training needs some.
-        too_large = 2 * local_size() * snapshot.num_bytes > free_memory_bytes()
-        if any_rank(self.group, too_large):
+        too_large = 2 * num_local_ranks() * snapshot.num_bytes > free_memory_bytes()
+        if any_rank(self.group, too_large or state.classifier.store is not None):
             if not self.said:
-                log.info("no memory for a copy of the state: training waits while a checkpoint is written")
+                log.info("no copy of the rows in memory: training waits while a checkpoint is written")
             self.said = True
             _write(*self.where, snapshot, self.group)
         else:
@@ -292,8 +292,13 @@ def _counters(folder: Path) -> dict[str, Any]:
 def all_finite(state: State) -> bool:
     """Whether the state is worth saving."""
     tensors = [*_model_tensors(state).values(), *_classifier_tensors(state).values()]
-    finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    finite = all(bool(torch.isfinite(part).all()) for tensor in tensors for part in _parts(tensor))
     return not any_rank(state.classifier.group, not finite)
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Some numbers at a time: what isfinite needs beside them is as large."""
+    return tensor.reshape(-1).split(NUMBERS_AT_ONCE)
 
 
 def _load(folder: Path, state: State) -> None:

@@ -12,14 +12,14 @@ from millionway.data.kinds.choose import has_test_split, is_named, open_source
 from millionway.data.kinds.remote import is_remote
 from millionway.data.source import Source
 from millionway.evaluation.features import no_labels
-from millionway.machine import describe_environment, num_cores
+from millionway.machine import describe_environment, num_cores, num_local_ranks
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
 from millionway.model.head import build_head
 from millionway.model.network import Network
+from millionway.model.row_store import FileStore
 from millionway.parallel.collectives import all_gather_object
 from millionway.parallel.group import Group
-from millionway.parallel.launcher import local_size
 from millionway.parallel.sync_bn import synchronize
 from millionway.run_folder import ENVIRONMENT
 from millionway.seals import write_json
@@ -40,7 +40,7 @@ def compare_settings(group: Group, config: Pretrain) -> None:
     everybody = all_gather_object(group, settings.flat(config))
     for rank, theirs in enumerate(everybody):
         for name, value in everybody[0].items():
-            if theirs[name] != value and name not in ("data_root", "threads"):
+            if theirs[name] != value and name not in ("data_root", "threads", "rows_in"):
                 raise ValueError(
                     f"the processes were started with different settings: {flag(name)} is {value} on rank 0"
                     f" and {theirs[name]} on rank {rank}"
@@ -58,7 +58,7 @@ def check_early(config: Pretrain, num_files: int, device: torch.device, group: G
 
 def own_cores() -> int:
     """The cores of the machine, shared by the processes on it."""
-    return max(1, num_cores() // local_size())
+    return max(1, num_cores() // num_local_ranks())
 
 
 def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Dataset:
@@ -73,6 +73,11 @@ def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Data
         duplicates=images.duplicates,
         progress=track,
     )
+
+
+def _rows_in(config: Pretrain, is_old: bool) -> str | Path:
+    where = config.classifier.rows_in
+    return f"{where}.before" if is_old and where not in ("device", "host") else where
 
 
 def build(
@@ -100,9 +105,12 @@ def build(
         device=device,
         seed=seed,
         classes_per_step=config.classifier.sampled,
+        rows_in=_rows_in(config, num_instances is not None),
         kernel=config.classifier.kernel,
         precision=config.classifier.precision,
     )
+    if num_instances is not None and isinstance(classifier.store, FileStore):
+        classifier.store.path.unlink(missing_ok=True)  # it is read once, and gone when it is closed
     if num_instances is None:
         classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
     kind = {"sgd": torch.optim.SGD, "muon": Muon}[config.training.optimizer]
