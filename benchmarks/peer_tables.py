@@ -97,8 +97,29 @@ def draw(folder: Path, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
+def costs() -> str:
+    """What an epoch takes, and how many epochs of a method take as long as ten of SimCLR."""
+    found = read(RESULTS / "cost.json")
+    seconds = found["seconds_of_an_epoch"]
+    lines = ["| method | CPU seconds of an epoch | epochs in the time of SimCLR's ten |", "|---|---|---|"]
+    lines += [f"| {name} | {value:.1f} | {10 * seconds['SimCLR'] / value:.1f} |" for name, value in seconds.items()]
+    return "\n".join([*lines, "", f"Commit {found['environment']['commit']}."])
+
+
+def speeds() -> str:
+    lines = ["| images | side | images per CPU second | times lightly's SimCLR |", "|---|---|---|---|"]
+    for path in sorted(RESULTS.parent.glob("step_speed_*.json")):
+        found = read(path)
+        theirs = found["images_per_cpu_second"]["lightly SimCLR, 2 views"]
+        for side, speed in found["images_per_cpu_second"].items():
+            lines.append(f"| {found['image_size']} px | {side} | {speed:.0f} | {speed / theirs:.2f} |")
+    return "\n".join(lines)
+
+
 def write() -> None:
     """All that the finished cells can say."""
+    write_between_marks(DOCUMENT, "peers cost", costs())
+    write_between_marks(DOCUMENT, "step speed", speeds())
     write_between_marks(DOCUMENT, "peers tuning", tried(TUNING))
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
         if results_of(folder):

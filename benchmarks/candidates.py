@@ -1,0 +1,240 @@
+"""Ideas for a better encoder per CPU second, one at a time, on seed 0 of CIFAR-10: what is worth being built?
+
+    python benchmarks/candidates.py run --data cifar10/train --test-data cifar10/test
+    python benchmarks/candidates.py table
+
+All rows in one matrix and plain autograd, so that an idea takes a few lines; products are in bfloat16, where the
+processor has instructions for it. CPU seconds are therefore only to be compared with each other. What helps here is
+then built into the package and measured with other seeds by `peers.py`. Finished cells are kept and not run again.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from presets import write_between_marks
+from torch import Tensor, nn
+
+from millionway import randomness
+from millionway.data.batches import plain_batches, view_batches
+from millionway.data.dataset import Dataset, open_dataset, open_test
+from millionway.data.sampler import Sampler
+from millionway.evaluation.features import Split, extract_split, labeled_split
+from millionway.evaluation.knn import knn
+from millionway.evaluation.linear import linear
+from millionway.files import write_whole
+from millionway.machine import describe_environment
+from millionway.model.encoder import EncoderSpec, build_encoder
+from millionway.model.schedule import learning_rate
+from millionway.settings.presets import preset
+from millionway.train.muon import Muon
+
+RESULTS = Path(__file__).parent / "results" / "candidates"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
+IMAGES, SIZE, CPU = 10_000, 32, torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Idea:
+    """What may differ from the presets' values with one view."""
+
+    method: str = "rows"
+    """or pairs: SimCLR's loss on the two views, no rows"""
+    epochs: int = 6
+    views: int = 1
+    batch: int = 64
+    optimizer: str = "sgd"
+    lr: float = 0.06
+    row_rate: float = 0.6
+    temperature: float = 0.1
+    head: str = "linear"
+    """or linear-bn: normalized over the batch, not scaled"""
+    dim: int = 128
+    neighbors: float = 0.0
+    """share of the label that the 10 nearest rows get after a third of the run, in a cross-entropy"""
+    batch_negatives: float = 0.0
+    """weight of the log-sum-exp over the other embeddings of the batch"""
+    fresh_positive: bool = False
+    """the other view of the step stands for the rows of its images; the rows learn beside it"""
+
+    @property
+    def changes(self) -> dict:
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+    @property
+    def result(self) -> Path:
+        name = "_".join(f"{name}={value}" for name, value in self.changes.items()) or "usual"
+        return RESULTS / f"{name}.json"
+
+
+MUON = {"optimizer": "muon", "lr": 0.02}
+IDEAS = [
+    Idea(epochs=10),
+    Idea(),
+    Idea(head="linear-bn"),
+    Idea(**MUON),
+    Idea(**MUON, head="linear-bn"),
+    Idea(optimizer="muon", lr=0.03, batch=128, row_rate=1.2),
+    Idea(method="pairs", epochs=3, views=2, batch=32, **MUON),
+    Idea(epochs=3, views=2, batch=32, fresh_positive=True, **MUON),
+    Idea(**MUON, row_rate=1.8),
+    Idea(**MUON, batch_negatives=1.0),
+    Idea(**MUON, temperature=0.2),
+    Idea(optimizer="muon", lr=0.03, batch=128, row_rate=1.2, dim=64),
+    Idea(**MUON, neighbors=0.3),
+]
+
+
+def build_network(idea: Idea) -> nn.Sequential:
+    images = preset("cifar10-small").images
+    encoder = build_encoder(EncoderSpec("narrow-resnet", "small", SIZE, images.mean, images.std), 0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.key_of(0, "head"))
+        normalized = idea.head == "linear-bn"
+        head: list[nn.Module] = [nn.Linear(encoder.feature_dim, idea.dim, bias=not normalized)]
+        head += [nn.BatchNorm1d(idea.dim, affine=False)] if normalized else []
+    return nn.Sequential(encoder, nn.Sequential(*head))
+
+
+def embed(network: nn.Module, views: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.normalize(network(views).float())
+
+
+def product(x: Tensor, rows: Tensor) -> Tensor:
+    return (x.bfloat16() @ rows.bfloat16().T).float()
+
+
+class Rows:
+    """The classifier, written down plainly."""
+
+    def __init__(self, idea: Idea, first: Tensor) -> None:
+        self.idea, self.weight = idea, F.normalize(first).requires_grad_()
+        self.velocity = torch.zeros_like(first)
+        self.nearest: Tensor | None = None
+
+    def loss(self, x: Tensor, ids: Tensor) -> Tensor:
+        idea, unit = self.idea, F.normalize(self.weight)
+        if idea.fresh_positive:
+            half = len(ids) // 2
+            loss = self._fresh(x[:half], x[half:], ids[:half], unit) + self._fresh(x[half:], x[:half], ids[:half], unit)
+            return loss / 2 + F.cross_entropy(product(x.detach(), unit) / idea.temperature, ids)
+        logits = product(x, unit) / idea.temperature
+        own = logits.gather(1, ids[:, None])[:, 0]
+        if self.nearest is not None:
+            near = logits.gather(1, self.nearest[ids])
+            own = (1 - idea.neighbors) * own + idea.neighbors * (self.shares[ids] * near).sum(1)
+        loss = (torch.logsumexp(logits, 1) - own).mean()
+        if idea.batch_negatives:
+            others = (x @ x.T / idea.temperature).fill_diagonal_(-1e9)
+            loss = loss + idea.batch_negatives * torch.logsumexp(others, 1).mean()
+        return loss
+
+    def _fresh(self, asks: Tensor, answers: Tensor, ids: Tensor, unit: Tensor) -> Tensor:
+        others = product(asks, unit.detach()) / self.idea.temperature
+        others[:, ids] = -1e9
+        logits = torch.cat([asks @ answers.T / self.idea.temperature, others], 1)
+        return F.cross_entropy(logits, torch.arange(len(ids)))
+
+    @torch.no_grad()
+    def search(self) -> None:
+        unit, found = F.normalize(self.weight), []
+        for part in torch.arange(len(unit)).split(1000):
+            cosines = unit[part] @ unit.T
+            cosines[torch.arange(len(part)), part] = -9
+            found.append(cosines.topk(10, 1))
+        self.nearest = torch.cat([each.indices for each in found])
+        self.shares = F.softmax(torch.cat([each.values for each in found]) / 0.1, 1)
+
+    @torch.no_grad()
+    def update(self, factor: float) -> None:
+        assert self.weight.grad is not None
+        self.velocity.mul_(0.9).add_(self.weight.grad).add_(self.weight, alpha=1e-4)
+        self.weight.sub_(self.velocity, alpha=self.idea.row_rate * factor)
+        self.weight.grad = None
+
+
+def pairs_loss(x: Tensor, temperature: float) -> Tensor:
+    logits = (x @ x.T / temperature).fill_diagonal_(-torch.inf)
+    return F.cross_entropy(logits, torch.arange(len(x)).roll(len(x) // 2))
+
+
+def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
+    network, curve = build_network(idea), []
+    sampler = Sampler(dataset.instance_ids, idea.batch, 0)
+    per_epoch, num_steps = sampler.steps_per_epoch, idea.epochs * sampler.steps_per_epoch
+    started = time.process_time()
+    rows = None
+    if idea.method == "rows":
+        first = torch.zeros(len(dataset.manifest), idea.dim)
+        with torch.no_grad():
+            for images, ids in plain_batches(dataset.store, torch.cat(sampler.pass_over_all()), SIZE, idea.batch, CPU):
+                first[ids] = network(images)
+        rows = Rows(idea, first)
+    kind = {"sgd": torch.optim.SGD, "muon": Muon}[idea.optimizer]
+    optimizer = kind(network.parameters(), lr=idea.lr, momentum=0.9, weight_decay=1e-4)
+    keys = [[randomness.key_of(0, "view", epoch, v) for v in range(idea.views)] for epoch in range(idea.epochs)]
+    batches = ((keys[step // per_epoch], sampler.batch(step)) for step in range(num_steps))
+    augmentation = preset("cifar10-small").augmentation.of_a_view
+    for step, (views, ids) in enumerate(view_batches(dataset.store, batches, SIZE, CPU, **augmentation)):
+        factor = learning_rate(step, num_steps, per_epoch, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = idea.lr * factor
+        if rows is not None and idea.neighbors and step % per_epoch == 0 and step >= 0.3 * num_steps:
+            rows.search()
+        x = embed(network, views)
+        loss = pairs_loss(x, idea.temperature) if rows is None else rows.loss(x, ids)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rows is not None:
+            rows.update(factor)
+        if (step + 1) % per_epoch == 0:
+            curve.append({"cpu_seconds": time.process_time() - started, "loss": float(loss.detach())})
+            print(idea.changes, curve[-1], flush=True)
+    features = extract_split(network[0], split, SIZE, CPU)
+    return {
+        "cpu_seconds": curve[-1]["cpu_seconds"],
+        **dict(knn(*features)),
+        **dict(linear(*features, 0)),
+        "curve": curve,
+    }
+
+
+def table() -> str:
+    lines = ["| what differs | views of an image | CPU seconds | k-NN, 200 | k-NN, 20 | linear |", "|---" * 6 + "|"]
+    finished = [(idea, json.loads(idea.result.read_text())) for idea in IDEAS if idea.result.exists()]
+    for idea, result in sorted(finished, key=lambda item: -item[1]["knn_200"]):
+        changes = {name: value for name, value in idea.changes.items() if name not in ("epochs", "views")}
+        words = ", ".join(f"{name} {value}".replace("_", " ") for name, value in changes.items()) or "nothing"
+        scores = " | ".join(f"{100 * result[score]:.1f}" for score in ("knn_200", "knn_20", "linear_top1"))
+        lines.append(f"| {words} | {idea.views * idea.epochs} | {result['cpu_seconds']:.0f} | {scores} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("run", "table"))
+    parser.add_argument("--data")
+    parser.add_argument("--test-data")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    missing = [idea for idea in IDEAS if not idea.result.exists()] if chosen.part == "run" else []
+    if missing:
+        dataset = open_dataset(chosen.data, max_images=IMAGES)
+        split = labeled_split(dataset, open_test(chosen.data, chosen.test_data, None), 0, None)
+        assert split is not None
+    for idea in missing:
+        result = measure(idea, dataset, split)
+        about = {"idea": asdict(idea), "environment": json.loads(describe_environment(CPU))}
+        write_whole(idea.result, json.dumps({**about, **result}, indent=1) + "\n")
+    write_between_marks(DOCUMENT, "candidates", table())
+
+
+if __name__ == "__main__":
+    main()
