@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check bench bench-classifier bench-memory bench-parallel bench-evaluation bench-data clean
+.PHONY: help setup demo test check faults bench bench-classifier bench-memory bench-parallel bench-evaluation bench-data clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
 	@echo "make demo    pretrain on 1,797 digits and score the encoder (about 2 minutes)"
 	@echo "make test    the tests"
 	@echo "make check   format, lint, types, tests"
+	@echo "make faults  kill, damage and starve small runs, and see what becomes of them"
 	@echo "make bench   measure the digits preset again; bench-classifier, bench-memory, ... measure the rest"
 
 setup: $(READY)
@@ -34,6 +35,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --warnings
 	$(MAKE) test
+
+# SHORT=--short takes a few of each, and writes nothing down.
+faults: $(READY)
+	$(BIN)/python benchmarks/faults/run.py $(SHORT)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/presets.py digits --seeds 3

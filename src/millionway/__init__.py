@@ -116,10 +116,12 @@ def export(asked: Export) -> Path:
 def index(asked: Index) -> Changes:
     """Number the images, check that each can be read, and write the list; or bring it up to date, if it is there."""
     from millionway.console import track
+    from millionway.data.images import set_limits
     from millionway.data.indexing import index as run
     from millionway.data.kinds.choose import open_source
     from millionway.machine import num_cores
 
+    set_limits(asked.max_pixels, asked.max_image_bytes)
     source = open_source(asked.data, asked.data_root)
     return run(source, asked.out, asked.threads or num_cores(), track, asked.duplicates)
 

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
+from millionway.settings.pretrain import MAX_IMAGE_BYTES, MAX_PIXELS
+
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico", ".heic", ".heif"}
@@ -35,9 +37,9 @@ class UnreadableImage(ValueError):
 class Limits:
     """What one image may take."""
 
-    max_pixels: int = 1 << 27
+    max_pixels: int = MAX_PIXELS
     """of width x height; decoded, four bytes each"""
-    max_bytes: int = 1 << 29
+    max_bytes: int = MAX_IMAGE_BYTES
     """of the file"""
 
 

@@ -3,7 +3,6 @@
 import logging
 import math
 import mmap
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from millionway.data.kinds.choose import Source
 from millionway.data.manifest import Manifest
 from millionway.data.readers import Progress, Workers, by_processes, in_calls
 from millionway.data.views import ViewParameters
+from millionway.machine import memory_bytes
 
 log = logging.getLogger("millionway")
 
@@ -258,8 +258,7 @@ def open_store(
     height, width = int(heights[0]), int(widths[0])
     same_size = bool((heights == height).all() and (widths == width).all())
     num_bytes = 3 * height * width * len(manifest)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if not same_size or max(height, width) > SMALL_SIDE or num_bytes > memory_bytes // 4:
+    if not same_size or max(height, width) > SMALL_SIDE or num_bytes > memory_bytes() // 4:
         return FileStore(source, manifest, num_threads, max_failed)
     pixels = torch.zeros(len(manifest), 3, height, width, dtype=torch.uint8)
 

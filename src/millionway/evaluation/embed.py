@@ -9,6 +9,7 @@ import pyarrow.parquet
 
 from millionway.console import track
 from millionway.data.dataset import open_dataset
+from millionway.data.images import set_limits
 from millionway.evaluation.features import extract
 from millionway.files import check_new, replacing, write_whole
 from millionway.machine import prepare
@@ -27,6 +28,7 @@ def embed(asked: Embed) -> Path:
     check_new(out)
     if out.suffix == ".npy":
         check_new(out.with_suffix(".keys.json"))
+    set_limits(asked.max_pixels, asked.max_image_bytes)
     device, num_threads = prepare(asked.device, asked.threads)
     encoder = load_encoder(asked.run).to(device)
     how = {"num_threads": num_threads, "max_unreadable": asked.max_unreadable, "progress": track}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from millionway.data.images import set_limits
 from millionway.evaluation import detect, few_labels, finetune, health, knn, linear, retrieval
 from millionway.evaluation.boxes import has_boxes
 from millionway.evaluation.feature_cache import FeatureCache, default_folder
@@ -44,6 +45,7 @@ def evaluate(asked: Evaluate) -> dict[str, dict[str, Any]]:
     known = [*PROTOCOLS, "all"]
     if asked.protocol not in known:
         raise ValueError(f"evaluate {asked.protocol}: no such protocol. {suggest(asked.protocol, known)}")
+    set_limits(asked.max_pixels, asked.max_image_bytes)
     device, num_threads = prepare(asked.device, asked.threads)
     subject = open_subject(asked.run, asked.encoder, asked.weights, asked.image_size, asked.seed)
     images = Images.of(asked, num_threads)

@@ -7,7 +7,7 @@ from typing import Literal
 import tyro
 
 from millionway.settings.checks import Chosen, NotNegative, Positive, Share, ShareAboveZero
-from millionway.settings.pretrain import Device
+from millionway.settings.pretrain import MAX_IMAGE_BYTES, MAX_PIXELS, Device
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,10 @@ class Evaluate:
     """where named sets are stored"""
     max_unreadable: Chosen[Share] = None
     """stop if a larger share of the images cannot be read; by default 0.01, or the run's own"""
+    max_pixels: Positive[int] = MAX_PIXELS
+    """an image of more pixels (width x height) is not decoded, but counted as unreadable"""
+    max_image_bytes: Positive[int] = MAX_IMAGE_BYTES
+    """a file of more bytes is not read, but counted as unreadable"""
     seed: int = 0
     """of the held-out part, the subsets and the training of classifiers"""
     seeds: Positive[int] = 1

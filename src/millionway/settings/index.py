@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from millionway.settings.checks import Chosen, Positive
-from millionway.settings.pretrain import Duplicates
+from millionway.settings.pretrain import MAX_IMAGE_BYTES, MAX_PIXELS, Duplicates
 
 
 @dataclass(frozen=True)
@@ -28,3 +28,7 @@ class Index:
     """where named sets are stored"""
     threads: Chosen[Positive[int]] = None
     """files read at the same time; by default one per core"""
+    max_pixels: Positive[int] = MAX_PIXELS
+    """an image of more pixels (width x height) is not decoded, but counted as unreadable"""
+    max_image_bytes: Positive[int] = MAX_IMAGE_BYTES
+    """a file of more bytes is not read, but counted as unreadable"""

@@ -23,6 +23,7 @@ from millionway.settings.checks import (
     suggest,
 )
 
+MAX_PIXELS, MAX_IMAGE_BYTES = 1 << 27, 1 << 29  # decoded, 512 MB either
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -145,6 +146,10 @@ class Images:
     """a list made by `millionway index`, so that the images are not examined again"""
     max_unreadable: Share = 0.01
     """stop if a larger share of the images cannot be read"""
+    max_pixels: Positive[int] = MAX_PIXELS
+    """an image of more pixels (width x height) is not decoded, but counted as unreadable"""
+    max_image_bytes: Positive[int] = MAX_IMAGE_BYTES
+    """a file of more bytes is not read, but counted as unreadable"""
     cache: bool = False
     """decode every image once, keep it with its shorter side at 8/7 of --image-size in ~/.cache/millionway/pixels (or
     $MILLIONWAY_PIXELS), and take views from that; for images that do not fit in memory"""
@@ -219,6 +224,7 @@ FREE_ON_RESUME = frozenset(
 ) | frozenset(
     ["device", "threads", "rows_in", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"]
 )
+FREE_ON_RESUME |= {"max_pixels", "max_image_bytes"}
 
 
 def flat(config: Pretrain) -> dict[str, Any]:

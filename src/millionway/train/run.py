@@ -9,6 +9,7 @@ import torch
 
 from millionway.console import Interrupt, be_quiet, messages, track
 from millionway.data.dataset import Dataset
+from millionway.data.images import set_limits
 from millionway.data.kinds.choose import open_source
 from millionway.data.packed import pack
 from millionway.data.stores import FileStore
@@ -87,6 +88,7 @@ def _pretrain(config: Pretrain) -> None:
 
         on_first_rank(group, enter)
         stack.enter_context(messages(run / LOG if group.is_first else None))
+        set_limits(config.images.max_pixels, config.images.max_image_bytes)
         torch.set_num_threads(config.running.threads or own_cores())
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
         before = changed_images(config, patient, run) if config.resume else None
