@@ -15,11 +15,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import scene
+import writes
 
 RESULTS = scene.ROOT / "benchmarks" / "results" / "faults.json"
 PAGE = scene.ROOT / "docs" / "reliability.md"
 FIRST, LAST = "<!-- faults -->", "<!-- /faults -->"
-QUESTIONS = ("kills", "ranks", "corruptions", "mutated_images", "soak")
+QUESTIONS = ("kills", "ranks", "writes", "corruptions", "mutated_images", "soak")
 
 
 def commit() -> str:
@@ -46,6 +47,8 @@ def main() -> int:
     parser.add_argument("questions", nargs="*", default=QUESTIONS, choices=[*QUESTIONS, []])
     parser.add_argument("--short", action="store_true", help="a few of each; nothing is written down")
     chosen = parser.parse_args()
+    if "writes" in (chosen.questions or QUESTIONS):
+        writes.begin_again_with_library()
     failed = []
     with tempfile.TemporaryDirectory() as place:
         scene.prepare(Path(place))

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 IMAGES = ["--data", "digits", "--max-images", "96", "--image-size", "8", "--threads", "1"]
 RUN = [*IMAGES, *("--epochs", "3", "--batch-size", "32", "--save-every", "1", "--log-every", "1", "--keep", "2")]
+AT_END: list[Callable[[], object]] = []  # what a child does after its command
 CLEAR = (1, 2, 130)  # exit codes with one line that says why
 
 
@@ -45,13 +46,13 @@ def prepare(folder: Path) -> None:
 class Child:
     """A command line in a forked process; what it prints goes to a file."""
 
-    def __init__(self, args: list[str], said: Path) -> None:
+    def __init__(self, args: list[str], said: Path, first: Callable[[], object] = lambda: None) -> None:
         self.said, self.code = said, None
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(args, said)
+            _become(args, said, first)
 
     def poll(self) -> int | None:
         if self.code is None:
@@ -75,7 +76,7 @@ class Child:
         return self.said.read_text(errors="replace") if self.said.exists() else ""
 
 
-def _become(args: list[str], said: Path) -> None:
+def _become(args: list[str], said: Path, first: Callable[[], object]) -> None:
     """Never returns."""
     code = 70
     try:
@@ -87,7 +88,10 @@ def _become(args: list[str], said: Path) -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         from millionway.cli import main
 
+        first()
         code = main(args)
+        for last in AT_END:
+            last()
     except BaseException:
         traceback.print_exc()
     finally:
