@@ -9,13 +9,16 @@ import millionway
 from millionway.settings.quantities import number
 
 STEPS = """
-import json, sys, torch
+import json, sys, tempfile, torch
 from pathlib import Path
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.head import build_head
 from millionway.model.network import Network
+from millionway.parallel.group import Group
+from millionway.train.checkpoint import Saver
+from millionway.train.state import State
 from millionway.train.step import train_step
 
 def status(name):
@@ -26,12 +29,19 @@ def run(num, images, size, k):
     encoder = build_encoder(EncoderSpec("narrow-resnet", "small", size, IMAGENET_MEAN, IMAGENET_STD), 0)
     network = Network(encoder, build_head("mlp", encoder.feature_dim, 128, 0))
     classifier = InstanceClassifier(num, 128, keep_bytes=0)
-    table = torch.randint(num, (num, k), dtype=torch.int32)
+    table = torch.zeros(num, k, dtype=torch.int32)
     optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9)
-    for _ in range(2):
-        views, ids = torch.rand(2 * images, 3, size, size), torch.arange(images).repeat(2)
-        train_step(network, classifier, optimizer, views, ids, table, alpha=0.2, lr=0.1, row_lr=0.1, momentum=0.9,
-                   weight_decay=0.0)
+    state = State(network, optimizer, classifier, table, step=0)
+    with tempfile.TemporaryDirectory() as folder:
+        saver = Saver(Path(folder) / "checkpoints", "", 2, Group.current(), 60.0)
+        for _ in range(2):
+            state.hardest = classifier.hardest(k)
+            views, ids = torch.rand(2 * images, 3, size, size), torch.arange(images).repeat(2)
+            train_step(network, classifier, optimizer, views, ids, state.hardest, alpha=0.2, lr=0.1, row_lr=0.1,
+                       momentum=0.9, weight_decay=0.0)
+            state.step += 1
+            saver.save(state)
+        saver.wait()
 
 torch.set_num_threads(2)
 run(1000, 4, 16, 5)  # what libraries take once
@@ -41,8 +51,8 @@ print(json.dumps(status("VmHWM") - before))
 """
 
 
-@pytest.mark.parametrize(("instances", "images", "size", "k"), [(600_000, 16, 32, 100), (60_000, 128, 64, 50)])
-def test_the_plan_is_what_a_real_step_takes(instances: int, images: int, size: int, k: int) -> None:
+@pytest.mark.parametrize(("instances", "images", "size", "k"), [(60_000, 16, 32, 100), (60_000, 128, 64, 50)])
+def test_the_plan_is_what_search_step_and_checkpoint_take(instances: int, images: int, size: int, k: int) -> None:
     arguments = [str(value) for value in (instances, images, size, k)]
     done = subprocess.run([sys.executable, "-c", STEPS, *arguments], capture_output=True, text=True, check=True)
     threads = torch.get_num_threads()
@@ -88,7 +98,7 @@ def test_numbers_as_people_write_them() -> None:
 def test_impossible_questions_are_named() -> None:
     with pytest.raises(ValueError, match="cannot be shared equally by 3"):
         millionway.plan(1000, batch_size=64, devices=3)
-    with pytest.raises(ValueError, match="storage is one of"):
+    with pytest.raises(ValueError, match="--storage is one of"):
         millionway.plan(1000, storage="int8")
-    with pytest.raises(ValueError, match="devices must be positive, not 0"):
+    with pytest.raises(ValueError, match="--devices must be positive, not 0"):
         millionway.plan(1000, devices=0)

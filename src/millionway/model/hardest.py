@@ -58,16 +58,29 @@ def top_k(
     search = _Search(own, k, group, num_instances)
     table = torch.empty(len(rows), k, dtype=torch.int32, device=rows.device)
     num_rows = max(1, local_range(num_instances, 0, group.size)[1])  # as many panels on all ranks: rows travel together
-    row_bytes = 8 * search.width + 10 * PENDING + 4 * rows.shape[1]
-    panel_rows = (
-        num_rows if num_rows * row_bytes <= ONE_PANEL_BYTES else max(1, PANEL_BYTES // row_bytes // block) * block
-    )
+    panel_rows = _panel_rows(num_rows, rows.shape[1], k, block)
     alone = [
         search.run(range(first, min(first + panel_rows, len(rows)), block), table)
         for first in range(0, num_rows, panel_rows)
     ]
     search.one_by_one(torch.cat(alone), table)
     return table
+
+
+def _row_bytes(dim: int, k: int) -> int:
+    """Of a row of a panel: its best so far, what waits, and itself."""
+    return 8 * (k + SPARE) + 10 * PENDING + 4 * dim
+
+
+def _panel_rows(num_rows: int, dim: int, k: int, block: int) -> int:
+    fits = num_rows * _row_bytes(dim, k) <= ONE_PANEL_BYTES
+    return num_rows if fits else max(1, PANEL_BYTES // _row_bytes(dim, k) // block) * block
+
+
+def search_bytes(num_rows: int, dim: int, k: int, device: torch.device) -> int:
+    """What a search among so many own rows takes beside them: the table that is made, and a panel."""
+    block = BLOCK_ROWS.get(device.type, BLOCK_ROWS_ELSEWHERE)
+    return 4 * num_rows * k + _panel_rows(num_rows, dim, k, block) * _row_bytes(dim, k)
 
 
 @dataclass
@@ -93,28 +106,41 @@ class _Shard:
 class _Best:
     """The best so far of a block of rows. Several threads may add to it."""
 
-    def __init__(self, start: int, lifted: Tensor, bound: Tensor, k: int, width: int) -> None:
-        self.start, self.lifted, self.k = start, lifted, k
-        self.first_bound, self.bound = bound, bound.clone()
-        self.scores = bound.new_full((len(bound), width), -torch.inf)
-        self.ids = torch.zeros(len(bound), width, dtype=torch.int32, device=bound.device)
-        self.waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+    def __init__(self, start: int, num_rows: int, lifted_dim: int, k: int, device: torch.device) -> None:
+        """All that stays for long is allocated here, before anything is computed, and written in place: between pieces
+        that come and go it would leave holes of many times its size."""
+        self.start, self.k = start, k
+        self.lifted = torch.empty(num_rows, lifted_dim, device=device)
+        self.first_bound, self.bound = torch.empty(2, num_rows, device=device)
+        self.scores = torch.full((num_rows, k + SPARE), -torch.inf, device=device)
+        self.ids = torch.zeros(num_rows, k + SPARE, dtype=torch.int32, device=device)
+        room = PENDING * num_rows
+        self.waiting_rows = torch.empty(room, dtype=torch.int16, device=device)
+        self.waiting_ids = torch.empty(room, dtype=torch.int32, device=device)
+        self.waiting_scores = torch.empty(room, device=device)
         self.num_waiting = 0
         self.lock = threading.Lock()
 
     def add(self, row: Tensor, ids: Tensor, scores: Tensor) -> None:
         with self.lock:
-            self.waiting.append((row.to(torch.int16), ids, scores))
-            self.num_waiting += len(row)
-            if self.num_waiting >= PENDING * len(self.bound):
-                self.sort_in()
+            while len(row):
+                free = slice(self.num_waiting, min(self.num_waiting + len(row), len(self.waiting_rows)))
+                num = free.stop - free.start
+                self.waiting_rows[free], self.waiting_ids[free] = row[:num], ids[:num]
+                self.waiting_scores[free] = scores[:num]
+                self.num_waiting = free.stop
+                if self.num_waiting == len(self.waiting_rows):
+                    self.sort_in()
+                row, ids, scores = row[num:], ids[num:], scores[num:]
 
     def sort_in(self) -> None:
         """Those that wait join the best, and these raise the bound."""
         if self.num_waiting == 0:
             return
-        row, ids, scores = (torch.cat(parts) for parts in zip(*self.waiting))
-        self.waiting, self.num_waiting = [], 0
+        row, ids, scores = (
+            each[: self.num_waiting] for each in (self.waiting_rows, self.waiting_ids, self.waiting_scores)
+        )
+        self.num_waiting = 0
         order = stable_order(row)
         row = row[order].long()
         num = torch.bincount(row, minlength=len(self.bound))
@@ -124,8 +150,9 @@ class _Best:
         flat = row * (width + more) + width + slot
         wide.view(-1)[flat] = scores[order]
         wide_ids.view(-1)[flat] = ids[order]
-        self.scores, places = wide.topk(width, dim=1, sorted=False)
-        self.ids = wide_ids.gather(1, places)
+        best, places = wide.topk(width, dim=1, sorted=False)
+        self.scores.copy_(best)
+        self.ids.copy_(wide_ids.gather(1, places))
         last = self.scores.amin(dim=1)
         torch.maximum(self.bound, last - rounding(self.lifted[:, -1], last), out=self.bound)
 
@@ -133,8 +160,9 @@ class _Best:
         """Find what is too close for float32, for `score` and `write`."""
         self.sort_in()
         k = self.k
-        self.scores, order = self.scores.sort(dim=1, descending=True)
-        self.ids = self.ids.gather(1, order)
+        ordered, order = self.scores.sort(dim=1, descending=True)
+        self.scores.copy_(ordered)
+        self.ids.copy_(self.ids.gather(1, order))
         kth, apart = self.scores[:, k - 1 : k], rounding(self.lifted[:, -1:], self.scores[:, k - 1 : k])
         near_next = F.pad(self.scores[:, :-1] - self.scores[:, 1:] < apart, (1, 1))
         close = near_next[:, :-1] | near_next[:, 1:] | ((self.scores - kth).abs() < apart)
@@ -169,7 +197,7 @@ class _Search:
 
     def __init__(self, own: _Shard, k: int, group: Group, num_instances: int) -> None:
         self.own, self.k, self.group, self.num_instances = own, k, group, num_instances
-        self.device, self.width = own.rows.device, k + SPARE
+        self.device = own.rows.device
         self.all_alive = not collectives.any_rank(group, not bool(own.alive.all()))
         self.frame = Frame(self._mean())
         every = max(1, min(SAMPLE_EVERY, num_instances // max(MIN_SAMPLE_ROWS, 4 * k)))
@@ -180,7 +208,9 @@ class _Search:
 
     def run(self, starts: range, table: Tensor) -> Int[Tensor, " alone"]:
         """Fill the rows of these blocks in the table. Returns the places of rows that have to be searched alone."""
-        panel = dict(zip(starts, threads.on_each(self._bounded, starts, self.device)))
+        size, dim = len(self.own.rows), self.own.rows.shape[1] + 2
+        panel = {start: _Best(start, min(self.own.block, size - start), dim, self.k, self.device) for start in starts}
+        threads.on_each(self._bound, panel.values(), self.device)
         for shard in self._ring():
             is_own = shard.rows is self.own.rows
             if is_own:
@@ -210,18 +240,18 @@ class _Search:
     def _lifted(self, shard: _Shard, start: int) -> Tensor:
         return self.frame.lift(shard.rows[shard.part(start)])
 
-    def _bounded(self, start: int) -> _Best:
-        """A block with the bounds that the sample suggests.
+    def _bound(self, best: _Best) -> None:
+        """The bounds that the sample suggests.
 
         The n-th best of the sample is about the n N / sample-th of all, off by a factor of 1 / sqrt(n) or so. With n so
         that it is the 4 k-th, less than one row in a thousand has too few that reach it, and is searched alone.
         """
-        lifted = self._lifted(self.own, start)
+        best.lifted.copy_(self._lifted(self.own, best.start))
         n = max(12, -(-4 * self.k * len(self.sample) // self.num_instances))
-        bound = lifted.new_full((len(lifted),), -torch.inf)
+        best.bound.fill_(-torch.inf)
         if n < len(self.sample) // 2:
-            bound = (lifted @ self.sample.T).topk(n, dim=1).values[:, -1]
-        return _Best(start, lifted, bound, self.k, self.width)
+            best.bound.copy_((best.lifted @ self.sample.T).topk(n, dim=1).values[:, -1])
+        best.first_bound.copy_(best.bound)
 
     def _among_themselves(self, panel: dict[int, _Best]) -> None:
         """Blocks of the panel with each other, both ways at once."""

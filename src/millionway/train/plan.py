@@ -1,5 +1,6 @@
 """Will it fit, and what travels? Memory and communication of a run, before it is started."""
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from torch import nn
 from millionway.model import threads
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder, full_name
+from millionway.model.hardest import search_bytes
 from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.model.rows import NUM_RUNS, rows_per_block
@@ -21,6 +23,8 @@ from millionway.settings.resolve import choose_stem
 FLOAT = 4
 TFLOPS = {"cuda": 10.0, "mps": 2.0, "cpu": 0.05}
 """float32 products, a cautious guess for the search where nothing is measured"""
+PASSING = ("activations", "freed pieces that malloc keeps", "views")
+"""of the encoder's memory: only during a step"""
 MALLOC_KEEPS = 6
 """One part in so many of the activations: 1/10 to 1/4 was measured, by chance, from run to run."""
 
@@ -50,14 +54,15 @@ def plan(question: Plan) -> dict[str, Answer]:
     if question.batch_size % question.devices:
         raise ValueError(f"--batch-size {question.batch_size} cannot be shared equally by {question.devices} devices")
     network = _encoder_memory(question)
+    hybrid = functools.partial(_hybrid_rows, beside=sum(network[name] for name in PASSING))
     answers = {
-        "hybrid": Answer({**network, **_hybrid_rows(question, question.instances)}, _hybrid_words(question, network)),
+        "hybrid": Answer({**network, **hybrid(question, question.instances)}, _hybrid_words(question, network)),
         "replicated": Answer(
             {**network, **_replicated_rows(question, question.instances)}, _replicated_words(question, network)
         ),
     }
     if question.device_memory is not None:
-        for name, rows in (("hybrid", _hybrid_rows), ("replicated", _replicated_rows)):
+        for name, rows in (("hybrid", hybrid), ("replicated", _replicated_rows)):
             answers[name].largest_instances = _largest(question, sum(network.values()), rows)
     hardest = question.hardest > 0
     if hardest:
@@ -129,8 +134,8 @@ def _kept_for_backward(network: nn.Module, images: torch.Tensor) -> tuple[int, i
     return sum(sizes), max(sizes, default=0)
 
 
-def _hybrid_rows(question: Plan, instances: int) -> dict[str, int]:
-    """What the rows of a device take, and a step with them."""
+def _hybrid_rows(question: Plan, instances: int, beside: int) -> dict[str, int]:
+    """What the rows of a device take, and a step with them. beside: what the encoder takes during a step."""
     batch, dim, k = question.views * question.batch_size, question.dim, question.hardest
     own = local_range(instances, 0, question.devices)[1]
     stored = own * dim * getattr(torch, question.storage).itemsize
@@ -138,14 +143,23 @@ def _hybrid_rows(question: Plan, instances: int) -> dict[str, int]:
     block = min(own, rows_per_block(batch, device))
     at_a_time = min(torch.get_num_threads(), threads.MAX_WORKERS) if question.device == "cpu" else 1
     targets = batch * (k + 1)
+    table = own * k * FLOAT
+    step = {
+        "blocks": at_a_time * block * (batch + 2 * dim) * FLOAT,
+        "embeddings of all devices": 8 * batch * dim * FLOAT + NUM_RUNS * batch * dim * FLOAT,
+        "targets": targets * (5 * 8 + 4 * FLOAT),
+    }
+    search = search_bytes(own, dim, k, device) if k else 0
     return {
         "rows": stored,
         "their momentum": stored,
         "lengths and marks of rows": own * (FLOAT + 1),
-        "hardest classes": own * k * FLOAT,
-        "blocks": at_a_time * block * (batch + 2 * dim) * FLOAT,
-        "embeddings of all devices": 8 * batch * dim * FLOAT + NUM_RUNS * batch * dim * FLOAT,
-        "targets": targets * (5 * 8 + 4 * FLOAT),
+        "hardest classes": table,
+        # Once per epoch, when nothing of a step is there.
+        "search for the hardest classes, beyond a step": max(0, search - sum(step.values()) - beside),
+        # Written beside the training. From other devices it goes to the memory of their machine.
+        "copy for a checkpoint": 2 * stored + table if question.device == "cpu" else 0,
+        **step,
     }
 
 
