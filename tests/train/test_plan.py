@@ -34,13 +34,15 @@ def run(num, images, size, k):
     state = State(network, optimizer, classifier, table, step=0)
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(Path(folder) / "checkpoints", "", 2, Group.current(), 60.0)
-        for _ in range(2):
-            state.hardest = classifier.hardest(k)
+        for number in range(4):
+            if number % 2 == 0:
+                state.hardest = classifier.hardest(k)
             views, ids = torch.rand(2 * images, 3, size, size), torch.arange(images).repeat(2)
             train_step(network, classifier, optimizer, views, ids, state.hardest, alpha=0.2, lr=0.1, row_lr=0.1,
                        momentum=0.9, weight_decay=0.0)
             state.step += 1
-            saver.save(state)
+            if number % 2 == 0:
+                saver.save(state)  # beside the next step
         saver.wait()
 
 torch.set_num_threads(2)
