@@ -3,6 +3,8 @@
     python benchmarks/max_classes.py search --limit-gib 1.5     # the largest N within a limit, ours and plain PyTorch
     python benchmarks/max_classes.py step --instances 14200000 --smoothed
     python benchmarks/max_classes.py step --instances 30000000 --storage bfloat16
+    python benchmarks/max_classes.py step --instances 100000000 --storage bfloat16 --rows-in FILE
+    python benchmarks/max_classes.py file --instances 1281167 --rows-in FILE     # against the same in memory
     python benchmarks/max_classes.py table
 
 Every trial is a process of its own that takes real steps: loss, embedding gradient, update of the rows, at a batch of
@@ -14,6 +16,7 @@ import argparse
 import functools
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -23,9 +26,11 @@ from pathlib import Path
 import torch
 from classifier import BATCH, DIM, RESULTS, K, batch_of, memory_status, plain, table_of  # beside this file
 from presets import write_between_marks
+from timing import alternate
 
 from millionway.machine import describe_environment
 from millionway.model.classifier import InstanceClassifier
+from millionway.model.row_store import FileStore
 
 GIB = 1 << 30
 SIDES = {
@@ -36,12 +41,14 @@ SIDES = {
 }
 
 
-def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_steps: int) -> dict:
-    """Seconds of each step and the peak of resident memory, from the start of the process."""
+def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_steps: int, rows_in: str) -> dict:
+    """Seconds of each step and the peak of resident memory, from the start of the process; what a file took."""
+    store = None
     if is_plain:
         step = plain(num)
     else:
-        classifier = InstanceClassifier(num, DIM, storage=storage, keep_bytes=0)
+        classifier = InstanceClassifier(num, DIM, storage=storage, keep_bytes=0, rows_in=rows_in)
+        store = classifier.store
         table = table_of(num) if smoothed else None
         x, ids = batch_of(num)
 
@@ -50,12 +57,48 @@ def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_st
             classifier(leaf, ids, table, 0.2 if smoothed else 0.0).backward()
             classifier.update(0.01)
 
-    seconds = []
+    seconds, streamed = [], []
     for _ in range(num_steps):
-        started = time.perf_counter()
+        if isinstance(store, FileStore):
+            store.num_bytes, store.seconds_waited = {"read": 0, "written": 0}, 0.0
+        started, cpu = time.perf_counter(), time.process_time()
         step()
         seconds.append(time.perf_counter() - started)
-    return {"num_instances": num, "seconds": seconds, "peak_rss_bytes": memory_status("VmHWM")}
+        if isinstance(store, FileStore):
+            waited = store.seconds_waited / torch.get_num_threads() / seconds[-1]
+            used = {"cpu_seconds": time.process_time() - cpu, "waited": waited}
+            streamed.append({**{f"{name}_bytes": value for name, value in store.num_bytes.items()}, **used})
+    result = {"num_instances": num, "seconds": seconds, "peak_rss_bytes": memory_status("VmHWM")}
+    return result if store is None else {**result, "streamed": streamed}
+
+
+def in_file_and_memory(num: int, storage: torch.dtype, path: str, turns: int) -> dict:
+    """Steps on rows in a file, whose pages the system may keep in memory, and on rows in memory, in turns."""
+    x, ids = batch_of(num)
+    classifiers = {
+        "memory": InstanceClassifier(num, DIM, storage=storage, keep_bytes=0),
+        "file": InstanceClassifier(num, DIM, storage=storage, keep_bytes=0, rows_in=path),
+    }
+
+    def step(classifier: InstanceClassifier) -> None:
+        leaf = x.clone().requires_grad_()
+        classifier(leaf, ids).backward()
+        classifier.update(0.01)
+
+    cpu: dict[str, list[float]] = {name: [] for name in classifiers}
+
+    def counted(name: str) -> None:
+        started = time.process_time()
+        step(classifiers[name])
+        cpu[name].append(time.process_time() - started)
+
+    seconds = alternate({name: functools.partial(counted, name) for name in classifiers}, turns)
+    assert torch.equal(classifiers["memory"].weight, classifiers["file"].weight)
+    ratios = {
+        f"file / memory, {what}": statistics.median(values["file"]) / statistics.median(values["memory"])
+        for what, values in (("seconds", seconds), ("CPU seconds", {name: part[1:] for name, part in cpu.items()}))
+    }
+    return {"num_instances": num, "seconds": seconds, "cpu_seconds": cpu, **ratios}
 
 
 def run_within(limit: int | None, command: list[str]) -> str | None:
@@ -111,30 +154,51 @@ def table() -> str:
     for path in sorted(RESULTS.glob("max_classes_step_*.json")):
         result = json.loads(path.read_text())
         rows = result["storage"] + (f", smoothed, K = {K}" if result["smoothed"] else "")
+        if "streamed" in result:
+            last = result["streamed"][-1]
+            sizes = " and ".join(f"{last[f'{way}_bytes'] / 1e9:.1f} GB {way}" for way in ("read", "written"))
+            rows += f", in a file: {sizes} a step, {last['waited']:.0%} of the time waiting for it"
         seconds = ", ".join(f"{value:.0f}" for value in result["seconds"])
         lines.append(f"| {result['num_instances']:,} | {rows} | {result['peak_rss_bytes'] / GIB:.1f} | {seconds} |")
+    for path in sorted(RESULTS.glob("max_classes_file_*.json")):
+        result = json.loads(path.read_text())
+        what = f"a step on {result['num_instances']:,} rows in a file whose pages are in memory takes"
+        ratios = [f"{value:.2f} ({name.split(', ')[1]})" for name, value in result.items() if " / " in name]
+        lines += ["", f"With {result['storage']}, {what} {' and '.join(ratios)} times that on rows in memory."]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("search", "step", "trial", "table"))
+    parser.add_argument("part", choices=("search", "step", "file", "trial", "table"))
     parser.add_argument("--limit-gib", type=float, default=1.5)
     parser.add_argument("--instances", type=int, default=1 << 17)
     parser.add_argument("--storage", default="float32")
     parser.add_argument("--smoothed", action="store_true")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--rows-in", default="device", help="a file is removed at the end")
     chosen = parser.parse_args()
     about = {"batch": BATCH, "dim": DIM, "environment": json.loads(describe_environment(torch.device("cpu")))}
-    if chosen.part in ("step", "trial"):
-        storage = getattr(torch, chosen.storage)
-        result = steps(chosen.instances, storage, chosen.smoothed, chosen.plain, chosen.steps)
+    storage, in_file = getattr(torch, chosen.storage), chosen.rows_in not in ("device", "host")
+    if chosen.part == "file":
+        try:
+            result = in_file_and_memory(chosen.instances, storage, chosen.rows_in, chosen.steps)
+        finally:
+            Path(chosen.rows_in).unlink(missing_ok=True)
+        path = RESULTS / f"max_classes_file_{chosen.instances}_{chosen.storage}.json"
+        path.write_text(json.dumps(about | {"storage": chosen.storage} | result, indent=2) + "\n")
+    elif chosen.part in ("step", "trial"):
+        try:
+            result = steps(chosen.instances, storage, chosen.smoothed, chosen.plain, chosen.steps, chosen.rows_in)
+        finally:
+            if in_file:
+                Path(chosen.rows_in).unlink(missing_ok=True)
         if chosen.part == "trial":
             print(json.dumps(result))
             return
         about |= {"storage": chosen.storage, "smoothed": chosen.smoothed} | result
-        name = f"max_classes_step_{chosen.instances}_{chosen.storage}.json"
+        name = f"max_classes_step_{chosen.instances}_{chosen.storage}{'_in_file' if in_file else ''}.json"
         (RESULTS / name).write_text(json.dumps(about, indent=2) + "\n")
     elif chosen.part == "search":
         sides = {}
