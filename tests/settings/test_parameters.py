@@ -12,6 +12,7 @@ from millionway import cli
 from millionway.cli import VERBS, main
 from millionway.settings.bench import Bench
 from millionway.settings.checks import flag
+from millionway.settings.collection import Duplicates, Explore, Map, Outliers, Search
 from millionway.settings.demo import Demo
 from millionway.settings.embed import Embed
 from millionway.settings.evaluate import Evaluate
@@ -33,6 +34,11 @@ VERB: dict[str, tuple[type, list[str]]] = {
     "study": (Study, ["components", "--out", "o"]),
     "report": (Report, ["--run", "r"]),
     "demo": (Demo, []),
+    "search": (Search, []),
+    "duplicates": (Duplicates, []),
+    "outliers": (Outliers, []),
+    "map": (Map, []),
+    "explore": (Explore, []),
 }
 
 
@@ -41,7 +47,9 @@ def parameters(verb: str) -> dict[str, inspect.Parameter]:
 
 
 def test_every_verb_is_a_function_and_the_reverse() -> None:
-    assert set(VERBS) - {"presets"} == set(millionway.__all__) - {"load_encoder"} == {*VERB, "pretrain"}
+    assert (
+        set(VERBS) - {"presets"} == set(millionway.__all__) - {"load_encoder", "open_collection"} == {*VERB, "pretrain"}
+    )
 
 
 @pytest.mark.parametrize("verb", VERB)
