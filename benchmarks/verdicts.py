@@ -26,7 +26,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "verdicts"
 DIGITS = {"preset": "digits", "max_images": 320, "batch_size": 32, "lr": 0.03, "threads": 1, "seed": 1}
 KEPT = ("kind", "step", "epoch", "loss", "batch_top1", "lr", "num_images", "instance_top1", "effective_rank")
 KEPT += ("positive_cosine", "hardest_negative_cosine", "knn_20")
-HELPS, HELPS_NOT = 0.03, 0.02  # share of fresh views that a run of twice the epochs gains
+HELPS = 0.03  # share of fresh views that a run of twice the epochs gains; less is not worth the time
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,13 @@ RUNS |= {
 }
 HARMED = ("learning rate too high", "collapsed")
 GOES_ON = ("learning", "still improving")
+BY_LABELS = ("what labels say",)
 EARLY = ("too early", "learning")
 CASES = [
     *(Case("finished", f"{n} epochs", ()) for n in LENGTHS[:-1]),
     Case("finished", "160 epochs, 100 images", ()),
     *(Case("healthy, half-way", f"{n} epochs", ("learning",), n / 2) for n in (20, 40, 80)),
+    Case("converged: twice as long as a run to which that brought little", "320 epochs", ("no longer improving",)),
     Case("healthy", "all digits", GOES_ON),
     Case("healthy", "linear head", GOES_ON),
     Case("healthy", "random rows", GOES_ON),
@@ -96,7 +98,7 @@ CASES = [
     Case("looked at early", "80 epochs", EARLY, 8),
     Case("rate too high", "rate 30", HARMED),
     Case("rate too high", "rate 3", HARMED),
-    Case("rate too high for the rows", "rows' rate 10,000", HARMED),
+    Case("a rate that no one would give the rows", "rows' rate 10,000", BY_LABELS),
     Case("rate too low", "rate 0.000001", ("not learning yet",)),
     Case("rate too low", "rate 0.00001", ("not learning yet",)),
     Case("rate too low", "photos, rate 0.000001", ("not learning yet", "too early")),
@@ -222,11 +224,22 @@ def lines_of(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stored(name).read_text().splitlines()]
 
 
-def doubled(name: str) -> tuple[float, float]:
-    """Fresh views that find their image at the end of this run and of the one with twice the epochs."""
+def doubled(name: str) -> tuple[float, float, float]:
+    """Fresh views that find their image in the last three evaluations of this run and of the one with twice the epochs,
+    and the standard error of the difference."""
     epochs, *rest = name.split(" ")
-    names = (name, " ".join([str(2 * int(epochs)), *rest]))
-    return tuple([line for line in lines_of(n) if line["kind"] == "evaluation"][-1]["instance_top1"] for n in names)
+    shares, variance = [], 0.0
+    for each in (name, " ".join([str(2 * int(epochs)), *rest])):
+        last = [line for line in lines_of(each) if line["kind"] == "evaluation"][-3:]
+        shares.append(sum(line["instance_top1"] for line in last) / len(last))
+        variance += shares[-1] * (1 - shares[-1]) / sum(line["num_images"] for line in last)
+    return shares[0], shares[1], variance**0.5
+
+
+def neighbors(name: str) -> tuple[float, float]:
+    """k-NN accuracy with labels, before and after training."""
+    accuracies = [line["knn_20"] for line in lines_of(name) if line["kind"] == "evaluation"]
+    return accuracies[0], accuracies[-1]
 
 
 def judge(case: Case) -> tuple[str, str, str, bool]:
@@ -239,10 +252,16 @@ def judge(case: Case) -> tuple[str, str, str, bool]:
     said = verdict(lines, epochs)
     right, known = case.right, case.state
     if not right:
-        now, then = doubled(case.run)
-        known += f"; twice the epochs: {now:.0%} to {then:.0%}"
-        helps = ("still improving",) if then - now >= HELPS else ()
-        right = helps or (("no longer improving",) if then - now < HELPS_NOT else (*GOES_ON, "no longer improving"))
+        now, then, error = doubled(case.run)
+        known += f"; twice the epochs: {now:.1%} to {then:.1%} ± {error:.1%}"
+        helps, helps_not = then - now - error >= HELPS, then - now + error < HELPS
+        right = ("still improving",) if helps else ("no longer improving",)
+        if not helps and not helps_not:
+            right, known = ("still improving", "no longer improving"), f"{known}, undecided"
+    elif right == BY_LABELS:
+        before, after = neighbors(case.run)
+        known += f"; k-NN with labels {before:.0%} to {after:.0%}"
+        right = GOES_ON if after > before else HARMED
     if case.until is not None:
         known += f" (epoch {case.until:g} of {epochs})"
     return known, said.word, str(said), said.word in right

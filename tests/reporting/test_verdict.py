@@ -1,5 +1,6 @@
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 import millionway
 from millionway.reporting.metrics import read_metrics
 from millionway.reporting.verdict import verdict
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "verdicts"
 
 
 def run(losses: list[float], num_images: list[int] | int = 1000, **changes: list[float]) -> list[dict]:
@@ -87,6 +90,18 @@ def test_no_longer_improving() -> None:
 
 def test_lines_that_lack_numbers_are_passed_over() -> None:
     assert verdict([{"kind": "step", "epoch": 1}, {"kind": "evaluation", "epoch": 1}] * 5).word == "too early"
+
+
+def test_every_run_with_a_known_state_is_judged_rightly() -> None:
+    """The stored runs of benchmarks/verdicts.py: the words may not go wrong when the rules change."""
+    sys.path.insert(0, str(RESULTS.parents[1]))
+    try:
+        import verdicts
+    finally:
+        sys.path.pop(0)
+    cases = [case for case in verdicts.CASES if verdicts.stored(case.run).exists()]
+    judged = [(case.run, *verdicts.judge(case)) for case in cases]
+    assert [each for each in judged if not each[-1]] == [] and len(judged) >= 20
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def test_laps_are_booked_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_run_says_where_its_time_goes(digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = millionway.pretrain(digit_folder, tmp_path / "quick", **SETTINGS)
+    run = millionway.pretrain(digit_folder, tmp_path / "quick", verbose=True, **SETTINGS)
     epochs = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "epoch"]
     assert len(epochs) == 2
     for line in epochs:

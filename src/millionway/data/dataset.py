@@ -77,7 +77,7 @@ def open_dataset(
         if changes:
             raise ValueError(
                 f"the images of {data} are not those of {manifest_path}: {changes}. Row i belongs to image i, so "
-                "put the images back, or start a new run (its encoder can start from this one with --init-from)."
+                "put the images back; or go on with --resume, where --data-changed takes them over; or start a new run."
             )
         if manifest.keys != source.keys:
             source = Part(source, places, manifest.keys, manifest.labels)

@@ -21,6 +21,7 @@ FRESH_VIEWS = 1024  # at most so many are looked up at an evaluation
 EARLY_EPOCHS = 3
 STEP = {"epoch", "loss", "batch_top1", "lr"}  # what a line must have to be considered
 EVALUATION = {"epoch", "instance_top1", "effective_rank", "hardest_negative_cosine"}
+FLAT = "no longer improving"
 TRY_LOWER = "start again with a lower --lr"
 
 
@@ -152,11 +153,13 @@ def _memorizing(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str,
 
 
 def _rate_too_high(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Verdict | None:
-    """The loss is above what it was at first or has been since, and fresh views are not found more often."""
+    """The loss is above what it was at first, and fresh views are not found more often; surely, or both are worse."""
     if steps[-1]["epoch"] < EARLY_EPOCHS:  # right after the prior the loss may rise for a while
         return None
     first_loss, loss, first_found, found = _start_and_now(steps, evaluations)
-    if first_loss.beats(loss, LOSS_GAIN) and not found.beats(first_found, FOUND_GAIN):
+    surely = first_loss.beats(loss, LOSS_GAIN) and not found.beats(first_found, FOUND_GAIN)
+    both = first_loss.beats(loss, LOSS_GAIN, SOME_NOISE) and first_found.beats(found, FOUND_GAIN)
+    if surely or both:
         return Verdict("learning rate too high", _in_words(steps, evaluations), TRY_LOWER)
     return None
 
@@ -187,7 +190,7 @@ def _no_longer(
     reasons = f"from epoch {epoch / 2:.0f} to {epoch:.0f} fresh views that find their image went from "
     reasons += f"{found[1].value:.1%} to {found[2].value:.1%}"
     is_over = epochs is not None and epoch >= epochs
-    return Verdict("no longer improving", reasons, "more epochs would bring little" if is_over else "you can stop")
+    return Verdict(FLAT, reasons, "more epochs would bring little" if is_over else "you can stop")
 
 
 def _near(lines: Sequence[dict[str, Any]], epoch: float) -> list[dict[str, Any]]:

@@ -37,7 +37,8 @@ Duplicates = Literal["report", "keep", "merge"]
 @dataclass(frozen=True)
 class Training:
     epochs: Positive[int] = 100
-    """passes over all images, but for the last incomplete batch of each"""
+    """passes over all images, but for the last incomplete batch of each; more of them with --resume extend a finished
+    run, whose learning rate rises again (--lr says how far)"""
     batch_size: Chosen[Positive[int]] = None
     """images per step over all processes; by default 64 (512 with a GPU), 256 for very many images, or an eighth of
     the images"""
@@ -47,6 +48,8 @@ class Training:
     """peak learning rate; by default 0.06, with muon 0.02; for very many images the paper's 0.48 x batch / 4096"""
     warmup_epochs: Chosen[NotNegative[int]] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
+    extended_from: Chosen[str] = None
+    """written by --resume --epochs MORE: where the learning rate had come to 0 before, as EPOCHS@LR,..."""
     momentum: BelowOne = 0.9
     """of SGD, for encoder, head and rows"""
     weight_decay: NotNegative[float] = 1e-4
@@ -173,6 +176,10 @@ class Running:
     """how many of the newest checkpoints stay"""
     log_every: Positive[int] = 10
     """steps between lines in metrics.jsonl"""
+    stop_when_flat: bool = False
+    """end the run when its verdict is that it no longer improves"""
+    verbose: bool = False
+    """also log where the time of a step goes"""
     timeout: Positive[float] = 1800
     """seconds to wait for another process that does not answer"""
 
@@ -220,9 +227,9 @@ HINTS: dict[str, Any] = {
 """the type of every setting, by its flat name"""
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
-    ["data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"]
-) | frozenset(
-    ["device", "threads", "rows_in", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"]
+    {"data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"}
+    | {"device", "threads", "rows_in", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"}
+    | {"stop_when_flat", "verbose"}
 )
 FREE_ON_RESUME |= {"max_pixels", "max_image_bytes"}
 

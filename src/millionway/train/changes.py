@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +56,17 @@ def changed_images(config: Pretrain, group: Group, run: Path) -> Before | None:
     return all_gather_object(group, before)[0]
 
 
+@contextmanager
+def nothing_left_behind(group: Group, run: Path) -> Iterator[None]:
+    """Within it, a refused start takes its list of images with it."""
+    try:
+        yield
+    except ValueError:
+        if group.is_first:
+            (run / CHANGED).unlink(missing_ok=True)
+        raise
+
+
 def _compare(config: Pretrain, run: Path) -> Before | None:
     if config.images.max_images is not None:
         raise ValueError("--data-changed: --max-images would choose other images now; start a new run (--init-from)")
@@ -78,8 +91,6 @@ def take_over(
     assert config.training.batch_size
     classifier, batch_size = old.classifier, config.training.batch_size
     epoch = old.step // before.steps_per_epoch(batch_size)
-    if epoch >= config.training.epochs:
-        raise ValueError("--data-changed: the run is finished. Start a new one; --init-from takes its encoder.")
     state, _ = build(config, dataset, classifier.weight.device, classifier.group)
     take_state(state, old)
     state.step = state.classifier.step = epoch * steps_per_epoch

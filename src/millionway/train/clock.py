@@ -5,7 +5,7 @@ import time
 import torch
 
 PARTS = ("data", "encoder", "classifier")
-MUCH = 0.15  # of the time for data: then something can be done
+MUCH = 0.4  # of the time for data: then the encoder is what waits
 
 
 class Clock:

@@ -22,7 +22,6 @@ from millionway.data.stores import TooManyUnreadable
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec
 from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
-from millionway.model.schedule import learning_rate
 from millionway.parallel.collectives import all_or_none, any_rank, on_first_rank
 from millionway.parallel.group import Group
 from millionway.parallel.heartbeat import Heartbeat
@@ -30,6 +29,7 @@ from millionway.parallel.sync_bn import average_statistics
 from millionway.settings.pretrain import Pretrain
 from millionway.train import checkpoint, stops
 from millionway.train.clock import Clock
+from millionway.train.extend import Stretch, stretches
 from millionway.train.first_weights import take_weights
 from millionway.train.monitor import Monitor
 from millionway.train.state import State
@@ -48,19 +48,19 @@ class Plan:
     sampler: Sampler
     steps_per_epoch: int
     num_steps: int
-    num_warmup_steps: int
-    peak_lr: float
+    stretches: list[Stretch]
 
     @staticmethod
     def of(config: Pretrain, dataset: Dataset) -> "Plan":
         training = config.training
-        assert training.batch_size and training.lr is not None and training.warmup_epochs is not None
+        assert training.batch_size
         sampler = Sampler(dataset.instance_ids, training.batch_size, training.seed)
-        steps = sampler.steps_per_epoch
-        return Plan(sampler, steps, training.epochs * steps, training.warmup_epochs * steps, training.lr)
+        return Plan(sampler, sampler.steps_per_epoch, training.epochs * sampler.steps_per_epoch, stretches(config))
 
     def lr(self, step: int) -> float:
-        return learning_rate(step, self.num_steps, self.num_warmup_steps, self.peak_lr)
+        epoch = step // self.steps_per_epoch
+        now = next((each for each in self.stretches if epoch < each.last), self.stretches[-1])
+        return now.lr(step, self.steps_per_epoch)
 
 
 class Loop:
@@ -85,6 +85,8 @@ class Loop:
         self.heartbeat = Heartbeat(group, config.running.timeout)
         self.clock = Clock(device)
         self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
+        self.is_flat = False
+        """whether it ends now, because it no longer improves"""
 
     def go(self, resumed: bool) -> None:
         """All that is left to do. What ends it early is raised as RunStopped, in words that say how to go on."""
@@ -165,7 +167,7 @@ class Loop:
 
     def _train(self) -> None:
         self.network = self.group.data_parallel(self.state.network)
-        self.monitor.start_timing()
+        self.monitor.start()
         self._start_epoch()
         self.clock.start(self._is_logged(self.state.step + 1))
         columns = ("steps  loss {task.fields[loss]}", "top-1 {task.fields[top1]}", "{task.fields[speed]} images/s")
@@ -178,6 +180,9 @@ class Loop:
                     self.clock.lap("data")
                     result = self._step(views, instance_ids)
                     self._after_step(result, progress, task)
+                    if self.is_flat:
+                        self._save()
+                        break
             except TooManyUnreadable:
                 if self.group.size == 1:  # the others do not know of it
                     self._save()
@@ -206,6 +211,8 @@ class Loop:
             self.monitor.log_epoch(float(result.loss), seconds, self.hardest_seconds, self.clock.shares())
         if rest == 0 and (epoch % (running.eval_every or 1) == 0 or is_last):
             self.monitor.evaluate()
+            flat = running.stop_when_flat and self.monitor.is_flat
+            self.is_flat = running.stop_when_flat and any_rank(self.group, flat)
         if state.step % (running.save_every or self.plan.steps_per_epoch) == 0 or is_last or stopping:
             self._save()
         if rest == 0:

@@ -27,7 +27,8 @@ from millionway.parallel.collectives import all_gather, all_or_none
 from millionway.parallel.group import Group
 from millionway.parallel.sync_bn import average_statistics
 from millionway.reporting.metrics import read_metrics
-from millionway.reporting.verdict import verdict
+from millionway.reporting.verdict import FLAT, verdict
+from millionway.reporting.words import duration
 from millionway.settings.pretrain import Pretrain
 from millionway.train.clock import MUCH
 from millionway.train.metrics import Metrics, peak_memory_bytes
@@ -38,6 +39,7 @@ log = logging.getLogger("millionway")
 
 HEALTH_INSTANCES = 1024
 NUM_SAMPLES = 8
+TIMED_STEPS = 10  # after so many it is known about how long a run will take
 
 
 def labeled_images(config: Pretrain, dataset: Dataset) -> Split | None:
@@ -74,12 +76,28 @@ class Monitor:
     """labeled images, on the first rank and if there are any"""
     metrics: Metrics | None
     """on the first rank"""
+    is_flat: bool = False
+    """whether the last verdict was that it no longer improves; known on the first rank"""
+    has_said: bool = False
+    """how long it will take"""
 
     # --- steps and epochs ---------------------------------------------------------------------------------------------
 
     def start_timing(self) -> None:
         """Steps from here on count for the next speed."""
         self.last_time, self.last_step = time.monotonic(), self.state.step
+
+    def start(self) -> None:
+        """The first step of this process is next."""
+        self.start_timing()
+        self.began, self.first_step = self.last_time, self.last_step
+
+    @property
+    def seconds_left(self) -> float:
+        """By the steps of this process so far, evaluations included."""
+        done = self.state.step - self.first_step
+        left = self.config.training.epochs * self.steps_per_epoch - self.state.step
+        return (time.monotonic() - self.began) / max(1, done) * left
 
     def log_step(self, loss: float, num_ahead: Tensor, lr: float) -> tuple[float, float]:
         """(top-1 of the batch, images per second), also written to the metrics."""
@@ -88,6 +106,10 @@ class Monitor:
         seconds = max(time.monotonic() - self.last_time, 1e-9)
         speed = (self.state.step - self.last_step) * self.config.training.batch_size / seconds
         self.start_timing()
+        if self.last_step - self.first_step >= TIMED_STEPS and not self.has_said:
+            epochs = self.config.training.epochs - self.first_step // self.steps_per_epoch
+            log.info("%d epochs take about %s", epochs, duration(self.seconds_left + self.last_time - self.began))
+            self.has_said = True
         if self.metrics is not None:
             self.metrics.write(
                 "step",
@@ -106,11 +128,11 @@ class Monitor:
         """seconds: of the steps this process has taken, from the search for hardest classes to the last one."""
         epoch = self.state.step // self.steps_per_epoch
         name = f"epoch {epoch}/{self.config.training.epochs}"
-        log.info(
-            "%s: loss %.3f, %.1f s, hardest classes %.1f %% of it; a step is %s",
-            *(name, loss, seconds, 100 * hardest_seconds / seconds),
-            ", ".join(f"{part} {share:.0%}" for part, share in shares.items()),
-        )
+        left = f", about {duration(self.seconds_left)} left" if epoch < self.config.training.epochs else ""
+        log.info("%s: loss %.3f, %s%s", name, loss, duration(seconds), left)
+        if self.config.running.verbose:
+            parts = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
+            log.info("%s: a step is %s; hardest classes %.1f %%", name, parts, 100 * hardest_seconds / seconds)
         if shares.get("data", 0) > MUCH:
             log.info("%s: %s", name, self._advice())
         if self.metrics is not None:
@@ -152,7 +174,9 @@ class Monitor:
         log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, ", ".join(shown))
         if epoch:
             epochs = self.config.training.epochs
-            log.info("epoch %d/%d: %s", epoch, epochs, verdict(read_metrics(self.metrics.path), epochs))
+            said = verdict(read_metrics(self.metrics.path), epochs)
+            self.is_flat = said.word == FLAT
+            log.info("epoch %d/%d: %s", epoch, epochs, said)
 
     def knn(self) -> Iterator[tuple[str, float]]:
         """Nothing where there are no labels."""

@@ -21,9 +21,10 @@ from millionway.parallel.launcher import is_first_process, local_rank
 from millionway.reporting.page import write_report
 from millionway.run_folder import LOG, MANIFEST, new_run_folder, sole_user
 from millionway.settings.pretrain import Pretrain, check, with_settings
-from millionway.settings.stored import check_resume, has_begun, run_settings
+from millionway.settings.stored import check_resume, has_begun, run_settings, write_settings
 from millionway.train import checkpoint
-from millionway.train.changes import CHANGED, Before, changed_images, take_over
+from millionway.train.changes import CHANGED, Before, changed_images, nothing_left_behind, take_over
+from millionway.train.extend import extend, extended_for_changes, in_words
 from millionway.train.first_weights import as_the_weights_are
 from millionway.train.loop import Loop, Plan
 from millionway.train.metrics import Metrics
@@ -41,6 +42,7 @@ from millionway.train.setup import (
     write_run_files,
 )
 from millionway.train.state import State
+from millionway.train.stops import resume_command
 
 log = logging.getLogger("millionway")
 
@@ -66,11 +68,23 @@ def pretrain(config: Pretrain) -> Path:
     if config.init_from is not None and not config.resume:
         config = as_the_weights_are(config)
     if config.resume:
-        check_resume(run_settings(config.out), config)
+        config = _as_it_began(run_settings(config.out), config)
     _pretrain(config)
     if is_first_process():
         write_report(config.out)
     return config.out
+
+
+def _as_it_began(stored: Pretrain, wanted: Pretrain) -> Pretrain:
+    """A run goes on with its own settings; all that may differ is free, or is more epochs with their learning rate."""
+    if wanted.training.epochs == stored.training.epochs:
+        check_resume(stored, wanted)
+        return wanted
+    longer = extend(stored, wanted.training.epochs, wanted.training.lr)
+    names = ("epochs", "lr", "extended_from")
+    wanted = with_settings(wanted, **{name: getattr(longer.training, name) for name in names})
+    check_resume(longer, wanted)
+    return wanted
 
 
 def _pretrain(config: Pretrain) -> None:
@@ -92,6 +106,8 @@ def _pretrain(config: Pretrain) -> None:
         torch.set_num_threads(config.running.threads or own_cores())
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
         before = changed_images(config, patient, run) if config.resume else None
+        if before is not None:
+            stack.enter_context(nothing_left_behind(group, run))
         dataset = _open_images(config, device, patient, run / (CHANGED if before else MANIFEST))
         resolved = resolve(config, dataset, device, group)
         if resolved.images.cache and isinstance(dataset.store, FileStore):
@@ -115,16 +131,18 @@ def _train(
     before: Before | None,
 ) -> None:
     """From the newest checkpoint, or from nothing, to the last step."""
-    plan = Plan.of(config, dataset)
     split = on_first_rank(group, lambda: labeled_images(config, dataset))
     checkpoints, fingerprint = run / "checkpoints", dataset.manifest.fingerprint
     known = fingerprint if before is None else before.fingerprint
     resumed = config.resume and checkpoint.load_newest(checkpoints, state, known)
     if config.resume and not resumed:
         log.info("no complete checkpoint in %s: beginning at step 0", checkpoints)
+    if before is not None and (not resumed or state.prior is not None):
+        raise ValueError("--data-changed needs a checkpoint after the first step; the run has none yet")
+    if config.resume:
+        config = _longer(config, run, dataset, state, group, before)
+    plan = Plan.of(config, dataset)
     if before is not None:
-        if not resumed or state.prior is not None:
-            raise ValueError("--data-changed needs a checkpoint after the first step; the run has none yet")
         state = take_over(config, dataset, state, spec, before, plan.steps_per_epoch, run)
     step = state.step if resumed and state.prior is None else -1
     metrics = Metrics(run, (step, step / plan.steps_per_epoch)) if group.is_first else None
@@ -133,6 +151,30 @@ def _train(
     with Interrupt() as interrupt:
         Loop(config, run, dataset, device, state, spec, group, plan, monitor, saver, interrupt).go(bool(resumed))
     log.info("done: %s", run / "encoder.safetensors")
+
+
+def _longer(
+    config: Pretrain, run: Path, dataset: Dataset, state: State, group: Group, before: Before | None
+) -> Pretrain:
+    """The settings of a run that is extended; config.json has them from now on."""
+    stored, batch_size = run_settings(run), config.training.batch_size
+    assert batch_size
+    per_epoch = Plan.of(config, dataset).steps_per_epoch if before is None else before.steps_per_epoch(batch_size)
+    done, had = state.step // per_epoch, stored.training.epochs
+    if config.training.epochs > had and done < had:
+        raise ValueError(
+            f"--epochs {config.training.epochs}: the run is at epoch {done} of {had}. Let it finish: "
+            f"{resume_command(run)}. Then it can be extended."
+        )
+    if before is not None and done >= config.training.epochs:
+        config = extended_for_changes(config)
+    if config.training.epochs > had:
+        longer = {name: getattr(config.training, name) for name in ("epochs", "lr", "extended_from")}
+        on_first_rank(group, lambda: write_settings(run, with_settings(stored, **longer)))
+        log.info("%s", in_words(config))
+    elif done >= had:
+        log.info("the run is finished; %s --epochs %d extends it", resume_command(run), 2 * had)
+    return config
 
 
 def _open_images(config: Pretrain, device: torch.device, group: Group, manifest: Path) -> Dataset:
