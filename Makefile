@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check faults bench bench-classifier bench-memory bench-parallel bench-evaluation bench-data clean
+.PHONY: help setup demo test check faults bench bench-classifier bench-memory bench-parallel bench-evaluation bench-data bench-peers clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
@@ -68,6 +68,15 @@ bench-evaluation: $(READY)
 bench-data: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/data.py --cifar10 $(CIFAR10) --photos $(PHOTOS)
+
+# Hours on one thread; what is finished is kept, so it may be stopped and started again.
+bench-peers: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/candidates.py run --data $(CIFAR10)/train --test-data $(CIFAR10)/test
+	$(BIN)/python benchmarks/peers.py cost --data $(CIFAR10)/train
+	$(BIN)/python benchmarks/peers.py tune --data $(CIFAR10)/train --test-data $(CIFAR10)/test
+	$(BIN)/python benchmarks/peers.py run --data $(CIFAR10)/train --test-data $(CIFAR10)/test
+	$(BIN)/python benchmarks/peers.py tables
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

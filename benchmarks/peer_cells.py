@@ -63,7 +63,7 @@ METHODS: dict[str, Cell] = {
 OURS_TRIED: list[dict[str, Any]] = [
     ONE_VIEW,
     MUON,
-    {**MUON, "batch_size": 128},
+    {**MUON, "batch_size": 128, "lr": 0.03, "row_lr": 40.0},
     {**MUON, "lr": 0.04, "row_lr": 15.0},
     {**MUON, "lr": 0.01, "row_lr": 60.0},
     {**MUON, "dim": 64},

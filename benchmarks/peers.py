@@ -116,7 +116,8 @@ def begin(cell: Cell, dataset: Dataset) -> Run:
     peak = training.lr
     ids = torch.cat(sampler.pass_over_all())
     images = plain_batches(dataset.store, ids, spec.image_size, training.batch_size, CPU)
-    write_prior(method.prior, network, state.classifier, images, method.row_norm, PriorProgress())
+    norm = None if method.row_norm == "prior" else method.row_norm
+    write_prior(method.prior, network, state.classifier, images, norm, PriorProgress())
 
     def step(views: Tensor, instance_ids: Tensor, factor: float) -> Tensor:
         return train_step(
