@@ -176,7 +176,8 @@ def main() -> None:
     environment = json.loads(describe_environment(torch.device("cpu"))) | {"triton": triton.__version__}
     if part == "compile":
         compilations = [{**case, **compiled(**case)} for case in cases()]
-        assert all(each["shared_bytes"] <= SHARED_BYTES[each["capability"]] for each in compilations)
+        for each in compilations:
+            assert each["shared_bytes"] <= SHARED_BYTES[each["capability"]], each
         result["compile"] = {"environment": environment, "results": compilations}
     elif part == "precision":
         result["precision"] = {"environment": environment, "results": errors()}

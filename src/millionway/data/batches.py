@@ -25,13 +25,13 @@ def plain_batches(
         box = views.plain_boxes(store.heights[ids], store.widths[ids], size)
         read_ids, images = store.crops(ids, [box], size)
         good = read_ids == ids
-        return _pinned(images[good], device), ids[good]
+        return _pinned(images[good], device), _pinned(ids[good], device)
 
     for images, ids in _ahead(read, instance_ids.split(batch_size), store, device):
         if store.trouble:
             raise TooManyUnreadable(store.trouble)
         images = images.to(device, non_blocking=True)
-        yield images if images.is_floating_point() else images / 255, ids.to(device)
+        yield images if images.is_floating_point() else images / 255, ids.to(device, non_blocking=True)
 
 
 def view_batches(
@@ -50,19 +50,19 @@ def view_batches(
         heights, widths = store.heights[ids], store.widths[ids]
         parameters = [views.draw_parameters(key, ids, heights, widths, **augmentation) for key in keys]
         read_ids, made = store.views(ids, parameters, size, distorted=on_cpu)
-        return _pinned(made, device), read_ids.repeat(len(keys)), parameters
+        return _pinned(made, device), _pinned(read_ids.repeat(len(keys)), device), parameters
 
     for made, ids, parameters in _ahead(read, batches, store, device):
         if on_cpu:
             yield made, ids
         else:
             on_device = made.to(device, non_blocking=True)
-            yield views.distort(on_device, views.join(parameters, device)), ids.to(device)
+            yield views.distort(on_device, views.join(parameters)), ids.to(device, non_blocking=True)
 
 
-def _pinned(images: Tensor, device: torch.device) -> Tensor:
+def _pinned(numbers: Tensor, device: torch.device) -> Tensor:
     """In memory that a GPU copies from while others work."""
-    return images.pin_memory() if device.type == "cuda" else images
+    return numbers.pin_memory() if device.type == "cuda" else numbers
 
 
 def _ahead(read: Callable[[Any], Out], batches: Iterable, store: Store, device: torch.device) -> Iterator[Out]:

@@ -7,6 +7,7 @@ the batch has its own parameters, drawn from (seed, epoch, instance, view) alone
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import permutations
 
 import torch
@@ -74,9 +75,9 @@ def draw_parameters(
 NAMES = [field.name for field in fields(ViewParameters)]
 
 
-def join(parameters: list[ViewParameters], device: torch.device | None = None) -> ViewParameters:
-    """Several batches of parameters as one, on the device."""
-    return ViewParameters(**{name: torch.cat([getattr(p, name) for p in parameters]).to(device) for name in NAMES})
+def join(parameters: list[ViewParameters]) -> ViewParameters:
+    """Several batches of parameters as one."""
+    return ViewParameters(**{name: torch.cat([getattr(p, name) for p in parameters]) for name in NAMES})
 
 
 def crop_boxes(u: Tensor, heights: Tensor, widths: Tensor, area_min: float) -> Float[Tensor, "images 4"]:
@@ -168,21 +169,39 @@ def distort(
     Brightness, contrast and saturation are one formula with different numbers, x -> factor x + to_luma luma +
     to_mean mean luma, so each of their three turns is one operation for the whole batch, whatever each image does in
     it. Hue comes before the turn that each image's order says. at_once: how many values are worked on at a time.
+
+    The parameters are on the CPU: what is done to which image is decided there, and goes to the device at one go.
     """
     out = crops if crops.is_floating_point() else torch.empty(crops.shape, device=crops.device)
-    factor, to_luma, to_mean = _blends(parameters)
+    blends = _blends(parameters)
     hue_turn = torch.where(parameters.jitter, (parameters.order == HUE).int().argmax(dim=1), -1)
     for part in _parts(crops, at_once):
-        x, shift = out[part], parameters.factors[part, HUE]
+        x, sigma = out[part], parameters.sigma[part]
+        masks = [*(hue_turn[part] == turn for turn in range(4)), parameters.gray[part], parameters.blur[part]]
+        places = [mask.nonzero()[:, 0] for mask in masks]
+        reach = REACH * float(sigma[places[-1]].max()) if len(places[-1]) else 0.0
+        numbers = [*(blend[part] for blend in blends), parameters.factors[part, HUE], sigma]
+        if crops.device.type != "cpu":
+            numbers, places = _sent(numbers, places, crops.device)
+        *blend, shift, sigma = numbers
         if out is not crops:
             torch.div(crops[part], 255, out=x)
         for turn in range(4):
-            _on_some(x, hue_turn[part] == turn, hue, shift)
+            _on_some(x, places[turn], hue, shift)
             if turn < 3:
-                _blend_(x, *(numbers[part, turn, None, None, None] for numbers in (factor, to_luma, to_mean)))
-        _on_some(x, parameters.gray[part], lambda some: luma(some).expand_as(some))
-        _on_some(x, parameters.blur[part], gaussian_blur, parameters.sigma[part])
+                _blend_(x, *(each[:, turn, None, None, None] for each in blend))
+        _on_some(x, places[4], lambda some: luma(some).expand_as(some))
+        _on_some(x, places[5], partial(gaussian_blur, reach=reach), sigma)
     return out
+
+
+def _sent(numbers: list[Tensor], places: list[Tensor], device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """Both on the device, by one copy that nobody waits for."""
+    parts = [*(each.contiguous().view(torch.int32) for each in numbers), *(each.to(torch.int32) for each in places)]
+    packed = torch.cat([each.flatten() for each in parts])
+    packed = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
+    there = [there.view(each.shape) for there, each in zip(packed.split([each.numel() for each in parts]), parts)]
+    return [each.view(torch.float32) for each in there[: len(numbers)]], [each.long() for each in there[len(numbers) :]]
 
 
 def _blends(parameters: ViewParameters) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,8 +221,7 @@ def _blend_(x: Tensor, factor: Tensor, to_luma: Tensor, to_mean: Tensor) -> None
     torch.addcmul(base, x, factor, out=x).clamp_(0, 1)
 
 
-def _on_some(x: Tensor, chosen: Tensor, operation: Callable[..., Tensor], *numbers: Tensor) -> None:
-    places = chosen.nonzero()[:, 0]
+def _on_some(x: Tensor, places: Tensor, operation: Callable[..., Tensor], *numbers: Tensor) -> None:
     if len(places) == len(x):
         x.copy_(operation(x, *numbers))
     elif len(places):
@@ -232,13 +250,12 @@ def hue(x: Tensor, shift: Tensor) -> Tensor:
     return out
 
 
-def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:
+def gaussian_blur(x: Tensor, sigma: Tensor, reach: float) -> Tensor:
     """A separable blur with each image's own sigma; the kernel is a tenth of the side, odd, at least 3.
 
-    Weights beyond REACH times the largest sigma are left out: less than a ten-thousandth of the sum.
+    Weights beyond `reach`, REACH times the largest sigma, are left out: less than a ten-thousandth of the sum.
     """
-    radius = min(blur_kernel_size(x.shape[3]) // 2, x.shape[2] - 1, x.shape[3] - 1)
-    radius = min(radius, math.ceil(REACH * float(sigma.max())))
+    radius = min(blur_kernel_size(x.shape[3]) // 2, x.shape[2] - 1, x.shape[3] - 1, math.ceil(reach))
     offsets = torch.arange(radius + 1, device=x.device, dtype=x.dtype)
     kernel = torch.exp(-0.5 * (offsets / sigma[:, None]) ** 2)  # [images, radius + 1], one half of it
     kernel = (kernel / (2 * kernel.sum(dim=1, keepdim=True) - 1))[:, :, None, None, None]

@@ -101,7 +101,8 @@ def choose_lr(
 ) -> tuple[float, dict[str, float]]:
     """(learning rate, accuracies by learning rate) on a held-out tenth of the training images."""
     key = randomness.key_of(seed, "linear sweep")
-    held_out = draw_of_each(labels, torch.arange(len(labels)), key, lambda label, num: round(HELD_OUT * num))
+    held_out = draw_of_each(labels.cpu(), torch.arange(len(labels)), key, lambda label, num: round(HELD_OUT * num))
+    held_out = held_out.to(labels.device)
     if not bool(held_out.any()) or bool(held_out.all()):
         raise ValueError("--sweep needs at least six images of a class")
     num_labels, reached = int(labels.max()) + 1, {}
@@ -135,7 +136,7 @@ def fit(
         now, labels = (features, labels) if epoch == 0 else of_epoch(epoch)
         if now is not features:
             features, unit = now, F.normalize(now)
-        order = torch.randperm(len(labels), generator=randomness.generator(seed, "linear", epoch))
+        order = torch.randperm(len(labels), generator=randomness.generator(seed, "linear", epoch)).to(labels.device)
         for step in range(steps_per_epoch):
             lr = learning_rate(epoch * steps_per_epoch + step, how.epochs * steps_per_epoch, 0, how.lr)
             chosen = order[step * how.batch_size : (step + 1) * how.batch_size]

@@ -30,11 +30,11 @@ def retrieval(
     queries = (counts[labels] > 1).nonzero()[:, 0]
     if len(queries) == 0:
         raise ValueError("retrieval needs two images of a class, and every class has only one")
-    hits, precision = torch.zeros(len(TOP)), 0.0
-    places = torch.arange(1, len(unit), dtype=torch.float64)
+    hits, precision = torch.zeros(len(TOP), device=unit.device), 0.0
+    places = torch.arange(1, len(unit), dtype=torch.float64, device=unit.device)
     for block in queries.split(BLOCK_QUERIES):
         cosines = unit[block] @ unit.T
-        cosines[torch.arange(len(block)), block] = -torch.inf  # itself comes last
+        cosines.scatter_(1, block[:, None], -torch.inf)  # itself comes last
         order = cosines.argsort(dim=1, descending=True, stable=True)[:, :-1]
         same = labels[order] == labels[block][:, None]  # [block, others]
         hits += torch.stack([same[:, :top].any(dim=1).float().sum() for top in TOP])

@@ -51,7 +51,7 @@ def first_tiles(dim: int, products: str) -> Tiles:
     wide = padded(dim) > 128
     if products == "float32":
         return Tiles(32, 32, 8, 1) if wide else Tiles(32, 64, 8, 1)
-    return Tiles(64, 32, 8, 2) if wide else Tiles(64, 64, 8, 2)
+    return Tiles(32, 32, 8, 2) if wide else Tiles(64, 64, 8, 2)
 
 
 def second_tiles(dim: int, products: str) -> Tiles:

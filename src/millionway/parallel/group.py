@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,12 +29,15 @@ class Group:
     """torch's process group; None is the default one"""
 
     @staticmethod
-    def current(timeout: float = DEFAULT_TIMEOUT) -> "Group":
-        """The torchrun world if there is one, else a group of one. `timeout`: seconds to wait for a silent rank."""
+    def current(timeout: float = DEFAULT_TIMEOUT, with_cuda: bool = True) -> "Group":
+        """The torchrun world if there is one, else a group of one. `timeout`: seconds to wait for a silent rank.
+
+        with_cuda: whether tensors on GPUs will travel, if there are any; without, no GPU is touched.
+        """
         if not dist.is_initialized():
             if world_size() == 1:
                 return Group()
-            _join(timeout)
+            _join(timeout, with_cuda and torch.cuda.is_available())
         return Group(dist.get_rank(), dist.get_world_size())
 
     def beside(self, timeout: float = DEFAULT_TIMEOUT) -> "Group":
@@ -66,23 +69,31 @@ def without_gradient_sync(network: nn.Module) -> AbstractContextManager[None]:
     return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
 
 
-_joined_here = False
+_joined_here = _with_nccl = False
 
 
-def leave() -> None:
-    """Say goodbye to the other ranks, if it was us who joined them."""
+def leave(failed: bool = False) -> None:
+    """Say goodbye to the other ranks, if it was us who joined them.
+
+    failed: without waiting for them. They may be in the middle of a collective that will never be complete, and NCCL
+    would wait for it; an aborted connection ends it on their side too. gloo never waits here.
+    """
     global _joined_here
     if _joined_here and dist.is_initialized():
-        dist.destroy_process_group()
+        if failed and _with_nccl:
+            _abort_process_group()
+        else:
+            dist.destroy_process_group()
     _joined_here = False
 
 
-def _join(timeout: float) -> None:
-    global _joined_here
-    if torch.cuda.is_available():
+def _join(timeout: float, with_cuda: bool) -> None:
+    global _joined_here, _with_nccl
+    _with_nccl = with_cuda
+    if with_cuda:
         torch.cuda.set_device(local_rank())
     # Numbers on the CPU (checkpoints, counts) travel by gloo also where the embeddings travel by nccl.
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if with_cuda else "gloo"
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
         # torchrun keeps its notes over a restart, and gloo would call the processes that are gone.

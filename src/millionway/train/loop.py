@@ -268,8 +268,6 @@ class Loop:
             views_at_once=training.micro_batch and training.micro_batch * self.num_views,
             clock=self.clock,
         )
-        if not bool(torch.isfinite(result.loss)):
-            raise NotFiniteError("the loss is not finite (NaN)")
         state.step += 1
         return result
 

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from millionway.files import make_folder, open_append, write_whole
 from millionway.reporting.metrics import line_of, read_metrics
 
@@ -51,7 +53,9 @@ def _drop_lines_after(path: Path, epoch: float) -> None:
     write_whole(path, "".join(map(line_of, kept)))
 
 
-def peak_memory_bytes() -> int:
-    """The largest resident size of this process so far."""
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most that was in use so far: of a GPU's memory, or else of this process (its resident size)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -120,7 +120,7 @@ class Monitor:
                 lr=lr,
                 images_per_second=round(speed, 1),
                 num_images=len(self.dataset.instance_ids),
-                peak_memory_bytes=peak_memory_bytes(),
+                peak_memory_bytes=peak_memory_bytes(self.device),
             )
         return top1, speed
 

@@ -88,11 +88,11 @@ def _as_it_began(stored: Pretrain, wanted: Pretrain) -> Pretrain:
 
 
 def _pretrain(config: Pretrain) -> None:
-    group, run = Group.current(config.running.timeout), config.out
+    group, run = Group.current(config.running.timeout, config.running.device in ("auto", "cuda")), config.out
     if not group.is_first:
         be_quiet()
     with ExitStack() as stack:
-        stack.callback(leave)
+        stack.push(lambda kind, *_: leave(failed=kind is not None))
         compare_settings(group, config)
         patient = group.beside(SETUP_SECONDS)  # to read all images takes one rank hours, if they are many
 
