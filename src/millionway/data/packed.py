@@ -15,7 +15,7 @@ from millionway.data.manifest import Manifest
 from millionway.data.readers import Progress, in_calls
 from millionway.data.source import Source
 from millionway.data.stores import FileStore
-from millionway.files import remove_leftovers, replacing
+from millionway.files import remove_leftovers, replacing, reserve
 
 log = logging.getLogger("millionway")
 
@@ -86,7 +86,8 @@ def _make(
     log.info("--cache: %.1f GB of pixels are kept in %s", num_bytes / 1e9, path)
     with replacing(path) as aside:
         with open(aside, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)  # a disk that fills up says so now
+            reserve(file.fileno(), path, 0, num_bytes)  # a disk that fills up says so now
+            os.ftruncate(file.fileno(), num_bytes)  # where nothing could be reserved
         work = partial(_fill, source, manifest, aside, sizes, starts)
         results, calls = in_calls(work, np.flatnonzero(manifest.readable), num_workers, source.shareable)
         failed: list[str] = []

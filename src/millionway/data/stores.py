@@ -20,7 +20,7 @@ from millionway.data.kinds.choose import Source
 from millionway.data.manifest import Manifest
 from millionway.data.readers import Progress, Workers, by_processes, in_calls
 from millionway.data.views import ViewParameters
-from millionway.machine import memory_bytes
+from millionway.machine import memory_bytes, num_local_ranks
 
 log = logging.getLogger("millionway")
 
@@ -252,13 +252,14 @@ def open_store(
     max_failed: float = 0.01,
     progress: Progress | None = None,
 ) -> Store:
-    """In memory if all images are small and of one size and take at most a quarter of it, else from files."""
+    """In memory if all images are small and of one size and take at most a quarter of this rank's, else from files."""
     ids = np.flatnonzero(manifest.readable)
     heights, widths = manifest.column("height")[ids], manifest.column("width")[ids]
     height, width = int(heights[0]), int(widths[0])
     same_size = bool((heights == height).all() and (widths == width).all())
     num_bytes = 3 * height * width * len(manifest)
-    if not same_size or max(height, width) > SMALL_SIDE or num_bytes > memory_bytes() // 4:
+    room = memory_bytes() // (4 * num_local_ranks())
+    if not same_size or max(height, width) > SMALL_SIDE or num_bytes > room:
         return FileStore(source, manifest, num_threads, max_failed)
     pixels = torch.zeros(len(manifest), 3, height, width, dtype=torch.uint8)
 
