@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help setup demo test check faults bench bench-classifier bench-memory bench-parallel bench-evaluation bench-data bench-peers clean
+.PHONY: help setup demo test check faults bench bench-classifier bench-memory bench-parallel bench-evaluation bench-data bench-peers bench-collection pictures clean
 
 help:
 	@echo "make setup   create $(VENV) and install"
@@ -26,7 +26,7 @@ demo: $(READY)
 	$(BIN)/millionway demo
 
 # MARK="" runs the slow tests too.
-MARK ?= not slow and not long
+MARK ?= not slow and not long and not browser
 test: $(READY)
 	$(BIN)/python -m pytest -m "$(MARK)"
 
@@ -77,6 +77,15 @@ bench-peers: $(READY)
 	$(BIN)/python benchmarks/peers.py tune --data $(CIFAR10)/train --test-data $(CIFAR10)/test
 	$(BIN)/python benchmarks/peers.py run --data $(CIFAR10)/train --test-data $(CIFAR10)/test
 	$(BIN)/python benchmarks/peers.py tables
+
+# CIFAR10 names a folder with train/ and test/; RUN a run on the images that benchmarks/planted.py makes of it.
+bench-collection: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/collection.py planted --run $(RUN) --data $(DATA)
+
+# The pictures of the page in docs/, of the run RUN on the images DATA; needs chromium and chromedriver.
+pictures: $(READY)
+	$(BIN)/python benchmarks/pictures.py --run $(RUN) --data $(DATA) --out $(RUN)/../collection.parquet
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis

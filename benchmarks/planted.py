@@ -56,7 +56,8 @@ def plant(cifar10: Path, out: Path) -> None:
     for place in draw.permutation(len(fashion))[:NUM_OUTLIERS].tolist():
         pixels = fashion.read(place)
         assert isinstance(pixels, np.ndarray)
-        Image.fromarray(pixels).save(out / OUTLIERS / f"{place:05d}.png")
+        # As large as the others: a size alone must not give them away.
+        Image.fromarray(pixels).resize((32, 32), Image.Resampling.BILINEAR).save(out / OUTLIERS / f"{place:05d}.png")
 
 
 if __name__ == "__main__":

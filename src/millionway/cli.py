@@ -319,6 +319,7 @@ def demo(args: list[str]) -> None:
         table.add_row(encoder, f"{accuracies[200]:.1%}", f"{accuracies[20]:.1%}")
     out.print(table)
     print(f"run     {result['run']}\nreport  {result['report']}")
+    print(f"page    millionway explore --run {result['run']}")
 
 
 def study(args: list[str]) -> None:

@@ -142,7 +142,7 @@ class Collection:
     def strange(self) -> Outliers:
         manifest, pixels = self.dataset.manifest, {name: self.looks.column(name) for name in Looks.NUMBERS}
         width, height = (manifest.column(name)[self.ids] for name in ("width", "height"))
-        return outliers(self.vectors.unit, pixels, width, height)
+        return outliers(self.vectors.unit, self.near, pixels, width, height)
 
     @cached_property
     def hashes(self) -> np.ndarray:

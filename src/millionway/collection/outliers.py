@@ -1,8 +1,10 @@
 """What does not belong: a score for each image, and the reason in words.
 
 By vectors: how far an image is from the nearest of the others, a share of them that is large enough that a handful of
-strange images does not keep each other company. By pixels and sizes: how far a number (brightness, contrast, color,
-size, aspect) is from those of the rest. Each in robust standard deviations; the largest counts.
+strange images does not keep each other company; and how few images one comes to by going from neighbor to neighbor, so
+that a small group apart is found, however close together its images are. By pixels and sizes: how far a number
+(brightness, contrast, color, size, aspect) is from those of the rest. Each in robust standard deviations; the score is
+their length.
 """
 
 from dataclasses import dataclass
@@ -10,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.sparse import csr_matrix, diags
 from torch import Tensor
 
 from millionway import randomness
+from millionway.collection.neighbors import Neighbors
 from millionway.model import threads
 
 COMPANY = 0.02  # share of the images that counts as a group of its own
@@ -47,18 +51,34 @@ def strangeness(unit: Float[Tensor, "images dim"], seed: int = 0) -> Float[Tenso
     return torch.cat(threads.on_each(of, unit.split(BLOCK), unit.device))
 
 
+def reach(near: Neighbors) -> Float[np.ndarray, " images"]:
+    """[images] how many images a walk of two steps to neighbors comes to: 1 / sum of squared probabilities."""
+    num, k = near.places.shape
+    if k == 0 or bool(near.cosines.min() > 1 - 1e-6):  # none, or any could be the nearest
+        return np.ones(num)
+    start = np.repeat(np.arange(num), k)
+    steps = csr_matrix((np.ones(num * k, np.float32), (start, near.places.cpu().numpy().ravel())), (num, num))
+    steps = csr_matrix(steps + steps.T)
+    steps = csr_matrix(diags(1 / np.asarray(steps.sum(axis=1)).ravel()) @ steps)
+    squares = [(steps[first : first + BLOCK] @ steps).power(2).sum(axis=1) for first in range(0, num, BLOCK)]
+    return 1 / np.concatenate([np.asarray(each).ravel() for each in squares])
+
+
 def outliers(
     unit: Float[Tensor, "images dim"],
+    near: Neighbors,
     pixels: dict[str, np.ndarray],
     width: np.ndarray,
     height: np.ndarray,
 ) -> Outliers:
     """pixels: brightness, contrast and color of each image, NaN where it could not be read."""
     away = robust(strangeness(unit).cpu().numpy().astype(np.float64), upper=True)
+    apart = robust(-np.log(reach(near)), upper=True)
     area = np.log2(np.maximum(1, width.astype(np.float64) * height))
     aspect = np.log2(np.maximum(1, width) / np.maximum(1, height).astype(np.float64))
     reasons: list[tuple[np.ndarray, str, str]] = [
         (away, "far from everything", ""),
+        (apart, "in a small group apart from the rest", ""),
         (robust(pixels["brightness"]), "much brighter than the rest", "much darker than the rest"),
         (robust(pixels["contrast"]), "much more contrast than the rest", "much less contrast than the rest"),
         (robust(pixels["color"]), "much more color than the rest", "much less color than the rest"),
@@ -67,8 +87,9 @@ def outliers(
     ]
     uniform = pixels["contrast"] < UNIFORM
     # What the encoder says counts in full; a number of the pixels alone must be further off to count as much.
-    parts = np.stack([np.maximum(away, 0), *(np.abs(value) / 2 for value, _, _ in reasons[1:]), uniform * 2 * FAR])
-    strength = parts.max(axis=0)
+    by_encoder = [np.maximum(away, 0), np.maximum(apart, 0)]
+    by_pixels = [np.abs(value) / 2 for value, _, _ in reasons[2:]]
+    strength = np.sqrt(np.square(np.stack([*by_encoder, *by_pixels, uniform * 2 * FAR])).sum(axis=0))
     words = []
     for place in range(len(unit)):
         found = [

@@ -215,7 +215,7 @@ const App = {
       const found = points.length > 2 ? Atlas.within(points) : [];
       points = null;
       show();
-      on(false);
+      setTimeout(() => on(false), 0); // the click that ends a lasso chooses no image
       if (found.length) Panel.gallery("Region", found);
     }, true);
   },

@@ -34,12 +34,20 @@ const Atlas = {
       controller: { dragPan: true, inertia: false, doubleClickZoom: true, touchRotate: false },
       onViewStateChange: ({ viewState }) => Atlas.look(viewState),
       onHover: (info) => Atlas.onHover(Atlas.placeOf(info), info.x, info.y),
-      onClick: (info) => Atlas.onClick(Atlas.placeOf(info)),
       getCursor: ({ isDragging, isHovering }) =>
         document.body.classList.contains("lasso") ? "crosshair" : isDragging ? "grabbing" : isHovering ? "pointer" : "grab",
       onError: (error) => console.error(error),
       onAfterRender: () => { if (!document.body.dataset.drawn) document.body.dataset.drawn = performance.now().toFixed(0); },
       layers: [],
+    });
+    // A click is a click however slow the machine is; deck's own must be short.
+    let down = null;
+    container.addEventListener("pointerdown", (event) => { down = [event.clientX, event.clientY]; }, true);
+    container.addEventListener("click", (event) => {
+      const moved = down ? Math.hypot(event.clientX - down[0], event.clientY - down[1]) : 0;
+      const box = container.getBoundingClientRect();
+      const info = Atlas.deck.pickObject({ x: event.clientX - box.left, y: event.clientY - box.top, radius: 4 });
+      if (moved < 5) Atlas.onClick(Atlas.placeOf(info));
     });
     new ResizeObserver(() => Atlas.draw()).observe(container);
     Atlas.draw();
