@@ -26,6 +26,7 @@ from millionway.explorer.server import address, application, listen  # noqa: E40
 from millionway.settings.collection import Map  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
+SHOWN = "return Array.from(document.querySelectorAll(arguments[0])).slice(0, 12).every((t) => t.style.backgroundImage)"
 
 
 def main(asked: Map) -> None:
@@ -54,9 +55,12 @@ def main(asked: Map) -> None:
         place = browser.execute_script("return Atlas.chosen(Atlas.inView())[20]")
         browser.execute_script("Panel.image(arguments[0])", place)
         until(lambda: browser.execute_script("return document.querySelectorAll('#neighbors [data-place]').length"))
+        browser.execute_script("document.getElementById('neighbors').scrollIntoView()")
+        until(lambda: browser.execute_script(SHOWN, "#neighbors .tile"))
         take("neighbors")
         browser.execute_script("Panel.close(); App.tab('duplicates')")
         until(lambda: browser.execute_script("return document.querySelectorAll('#duplicates-tab .group').length"))
+        until(lambda: browser.execute_script(SHOWN, "#duplicates-tab .tile"))
         take("duplicates")
     server.should_exit = True
 
