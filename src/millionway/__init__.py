@@ -6,6 +6,7 @@ it is called.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,9 @@ def evaluate(asked: Evaluate) -> dict[str, Any]:
     from millionway.evaluation.protocols import evaluate as run
 
     results = run(asked)
+    if asked.run is not None and asked.out is None and (asked.run / "config.json").is_file():
+        with suppress(OSError, ValueError):  # the numbers are there; the page is not what was asked for
+            report(asked.run)
     return results if asked.protocol == "all" else results[asked.protocol]
 
 

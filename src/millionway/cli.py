@@ -1,6 +1,7 @@
 """The verbs: parse, call one function, print."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -107,7 +108,13 @@ def pretrain(args: list[str]) -> None:
 
     folder = run(config)
     if is_first_process():
-        print(f"run     {folder}\nreport  {folder / 'report.html'}")
+        print(f"run     {folder}\nreport  {folder / 'report.html'}\n\nNext:")
+        for command in (
+            "evaluate all --run {} --data LABELED",
+            "explore {}",
+            "export --run {} --out FILE --format onnx",
+        ):
+            print(f"  millionway {command.format(shlex.quote(str(folder)))}")
 
 
 def pretrain_settings(args: list[str]) -> Pretrain:
@@ -340,11 +347,11 @@ def presets(args: list[str]) -> None:
     """list the presets"""
     if args:
         raise ValueError(f"presets takes no argument, not {args[0]}")
-    table = Table("preset", "what", "command", "measured", show_lines=True)
     for name, function in PRESETS.items():
-        command = f"millionway pretrain --preset {name}" + (" --data DIR" if name.startswith("imagenet") else "")
-        table.add_row(name, (function.__doc__ or "").strip(), command, measured(name))
-    out.print(table)
+        data = " --data DIR" if name.startswith("imagenet") else ""
+        # Commands stand alone and whole, however narrow the terminal is.
+        print(f"{name}: {(function.__doc__ or '').strip()}\n  millionway pretrain --preset {name}{data}")
+        print(f"  {measured(name)}\n")
 
 
 def _messages() -> Any:

@@ -86,6 +86,7 @@ def test_what_is_refused_leaves_nothing_behind(photos: Path, tmp_path: Path, dig
         millionway.pretrain(photos, tmp_path / "run", epochs=3, save_every=1, **SETTINGS)
     monkeypatch.undo()
     run = tmp_path / "run"
+    assert "of 3 epochs so far" in (run / "report.html").read_text()  # drawn although the run stopped
     there = {path.name for path in run.iterdir()}
     for changed in (False, True):
         with pytest.raises(ValueError, match=r"the run is at epoch 1 of 3\. Let it finish"):

@@ -1,7 +1,7 @@
 """A run, top to bottom: images in, run folder out."""
 
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from millionway.train.setup import (
     write_run_files,
 )
 from millionway.train.state import State
-from millionway.train.stops import resume_command
+from millionway.train.stops import RunStopped, resume_command
 
 log = logging.getLogger("millionway")
 
@@ -69,7 +69,13 @@ def pretrain(config: Pretrain) -> Path:
         config = as_the_weights_are(config)
     if config.resume:
         config = _as_it_began(run_settings(config.out), config)
-    _pretrain(config)
+    try:
+        _pretrain(config)
+    except RunStopped:
+        if is_first_process():
+            with suppress(OSError, ValueError):  # why it stopped matters more
+                write_report(config.out)
+        raise
     if is_first_process():
         write_report(config.out)
     return config.out
