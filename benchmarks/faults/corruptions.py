@@ -48,14 +48,14 @@ def _verbs(folder: Path) -> dict[str, Callable[[Path], list[str]]]:
     return {
         "resume": scene.resume,
         "knn": lambda run: ["evaluate", "knn", "--run", str(run), "--out", str(folder / "scores")],
-        "export": lambda run: ["export", "--run", str(run), "--out", str(folder / "weights.pt"), "--format", "torch"],
+        "export": lambda run: ["export", "--run", str(run), "--out", str(folder / "weights.safetensors")],
         "report": lambda run: ["report", "--run", str(run)],
     }
 
 
 def _result(name: str, run: Path, folder: Path, verbs: dict, clean: bool = False) -> tuple[str, str]:
     """(fine, told, traceback or signal; what came out of it)."""
-    for left in ("scores", "weights.pt", "weights.json"):
+    for left in ("scores", "weights.safetensors"):
         scene.remove(folder / left)
         (folder / left).unlink(missing_ok=True)
     child = scene.Child(verbs[name](run), folder / "verb.said")
@@ -70,11 +70,17 @@ def _result(name: str, run: Path, folder: Path, verbs: dict, clean: bool = False
         return "told", ""
     out = {"resume": lambda: scene.bits(run), "report": lambda: _page(run)}
     out |= {"knn": lambda: str(json.loads((folder / "scores" / "knn.json").read_text())["numbers"])}
-    out |= {"export": lambda: str(hash((folder / "weights.pt").read_bytes()))}
+    out |= {"export": lambda: _tensors(folder / "weights.safetensors")}
     result = out[name]()
     if clean:
         scene.remove(run)
     return "fine", result
+
+
+def _tensors(path: Path) -> str:
+    from safetensors.torch import load_file
+
+    return str({name: tensor.double().sum().item() for name, tensor in load_file(path).items()})
 
 
 def _page(run: Path) -> str:
