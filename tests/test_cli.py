@@ -41,7 +41,7 @@ def test_run_folder_holds_what_it_should(run) -> None:
     names = {path.name for path in run.iterdir()}
     assert names == {
         *("config.json", "environment.json", "manifest.arrow", "metrics.jsonl", "train.log", "tensorboard"),
-        *("checkpoints", "evaluation", "encoder.safetensors", "report.html"),
+        *("checkpoints", "evaluation", "encoder.safetensors", "report.html", "snapshots"),
     }
     kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["evaluation", "step", "step", "epoch", "evaluation"]
@@ -115,7 +115,7 @@ def test_weights_of_another_run(run, digit_folder, tmp_path, capsys) -> None:
         json.loads((each / "metrics.jsonl").read_text().splitlines()[-1 * (each == run)])
         for each in (run, tmp_path / "a")
     ]
-    assert first[0]["knn_200"] == pytest.approx(first[1]["random_knn_200"])
+    assert first[0]["knn_200"] == pytest.approx(first[1]["start_knn_200"])
     message = refused(capsys, *args, "--out", tmp_path / "b", "--encoder", "resnet18")
     assert "narrow-resnet" in message and "resnet18" in message and not (tmp_path / "b").exists()
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import millionway
 from millionway.evaluation.boxes import has_boxes, read_boxes
-from millionway.evaluation.detect import Recipe, _batch, build_detector, ground_truth, read_picture, score
+from millionway.evaluation.detect import Recipe, _batch, average_precision, build_detector, ground_truth, read_picture
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 
@@ -66,10 +66,10 @@ def test_a_perfect_detector_scores_one_and_an_empty_one_zero(voc: Path) -> None:
     truth = ground_truth(read_boxes(voc, "test"))
     keys = ("image_id", "category_id", "bbox")
     perfect = [{**{key: each[key] for key in keys}, "score": 0.9} for each in truth["annotations"]]
-    assert dict(score(truth, perfect)) == pytest.approx({"AP": 1.0, "AP50": 1.0, "AP75": 1.0})
-    assert set(dict(score(truth, [])).values()) == {0.0}
+    assert dict(average_precision(truth, perfect)) == pytest.approx({"AP": 1.0, "AP50": 1.0, "AP75": 1.0})
+    assert set(dict(average_precision(truth, [])).values()) == {0.0}
     shifted = [{**each, "bbox": [each["bbox"][0] + 8, *each["bbox"][1:]]} for each in perfect]  # IoU 24 / 40 = 0.6
-    numbers = dict(score(truth, shifted))
+    numbers = dict(average_precision(truth, shifted))
     assert numbers["AP50"] == pytest.approx(1.0) and numbers["AP75"] == 0.0 and 0.2 < numbers["AP"] < 0.4
 
 

@@ -324,7 +324,7 @@ class Foreign:
     [
         (["knn"], "either --run"),
         (["knn", "--run", "x", "--encoder", "resnet18"], "either --run"),
-        (["nn", "--encoder", "resnet18"], "--data is missing"),
+        (["nn", "--encoder", "resnet18"], "no such protocol"),
         (["nn", "--encoder", "narrow-resnet", "--image-size", "16", "--data", "digits"], "no such protocol"),
         (["knn", "--encoder", "narrow-resnet", "--image-size", "16"], "--data is missing"),
         (["knn", "--encoder", "resnet18", "--weights", "none.pth", "--data", "digits"], "no such file"),

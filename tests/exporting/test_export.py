@@ -84,7 +84,8 @@ def write_run(folder: Path, **settings) -> None:
     """The files of a run folder that a model card is made from."""
     config = {"data": "photos/cats | dogs", "model": {"encoder": "e"}, "training": {"epochs": 2}, **settings}
     (folder / "config.json").write_text(json.dumps(config))
-    line = {"kind": "evaluation", "epoch": 2, "instance_top1": 0.62, "num_images": 3000}
+    line = {"kind": "evaluation", "step": 20, "epoch": 2, "instance_top1": 0.62, "num_images": 3000}
+    line |= {"instance_top5": 0.8, "effective_rank": 9.0, "positive_cosine": 0.7, "hardest_negative_cosine": 0.5}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     (folder / "evaluation").mkdir()
     result = {"numbers": {"knn_20": 0.5}, "untrained": {"knn_20": 0.25}, "settings": {"data": "cats", "chance": 0.1}}
@@ -130,7 +131,7 @@ def test_what_timm_cannot_build_is_refused_with_what_can(tmp_path, name: str, st
 
 def test_bad_requests(tmp_path) -> None:
     saved(tmp_path, "narrow-resnet", "small", 32)
-    with pytest.raises(ValueError, match="--format tflite: there are safetensors, torch, onnx"):
+    with pytest.raises(ValueError, match=r"--format is one of safetensors, torch, onnx.*not tflite"):
         millionway.export(tmp_path, tmp_path / "x", format="tflite")
     with pytest.raises(ValueError, match="--from-bytes is for --format onnx and pt2"):
         millionway.export(tmp_path, tmp_path / "x", format="torch", from_bytes=True)

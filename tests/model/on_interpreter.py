@@ -70,7 +70,9 @@ def equal_to_the_dense_reference() -> None:
             scale = max(float(gradient.norm()), float(1 / (tau * x.norm(dim=1).min())) / batch)
             assert float((leaf.grad.double() - gradient).norm()) < tolerance * scale, case
             assert reference.relative_error(classifier.weight, dense.rows.detach()) < tolerance, case
-            lengths = classifier._inverse_norms.of(classifier.weight, torch.float32)
+            lengths = classifier._inverse_norms.of(
+                classifier.weight, torch.float32, classifier.device, classifier.store
+            )
             assert torch.allclose(lengths, inverse_norms(classifier.weight), rtol=1e-6), case
 
 

@@ -74,7 +74,7 @@ def test_a_study_runs_writes_and_does_not_run_twice(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     arguments = ["study", "instance-vs-semantic", "--preset", "digits", "--out", str(tmp_path), "--seeds", "1"]
-    arguments += ["--epochs", "3", "--set", "batch_size=64", "max_images=640"]
+    arguments += ["--epochs", "3", "--max-images", "640", "--set", "batch_size=64"]
     process = subprocess.Popen(
         [sys.executable, "-m", "millionway", *arguments], stderr=subprocess.PIPE, start_new_session=True
     )
@@ -145,7 +145,7 @@ def test_what_is_undecided_is_called_so() -> None:
         (["components", "--preset", "digits", "--set", "lr"], "write NAME=VALUE"),
         (["components", "--preset", "digits", "--set", "lrr=1"], "no setting is called 'lrr'"),
         (
-            ["smoothing", "--preset", "digits", "--set", "max_images=2", "batch_size=2"],
+            ["smoothing", "--preset", "digits", "--max-images", "2", "--set", "batch_size=2"],
             "must be smaller than the number",
         ),
         (["sampling", "--preset", "digits", "--max-images", "128"], "more than there are, 128"),

@@ -16,7 +16,6 @@ from millionway.data.manifest import REMOVED, Manifest
 from millionway.model.classifier import InstanceClassifier
 from millionway.reporting.metrics import read_metrics
 from millionway.train import changes, checkpoint
-from millionway.train import run as pretrain
 
 SETTINGS = {"epochs": 3, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}
 
@@ -140,7 +139,7 @@ def test_an_interruption_while_taking_over_is_repaired(
         millionway.pretrain(out=run, resume=True, data_changed=True)
     monkeypatch.undo()
     assert (run / changes.CHANGED).exists() and len(Manifest.load(run / "manifest.arrow")) == 60
-    monkeypatch.setattr(pretrain, "accept_change", cut)
+    monkeypatch.setattr(changes, "accept_change", cut)
     with pytest.raises(KeyboardInterrupt):
         millionway.pretrain(out=run, resume=True, data_changed=True)
     monkeypatch.undo()

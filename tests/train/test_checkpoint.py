@@ -72,8 +72,8 @@ def test_only_the_newest_stay_and_last_names_one(tmp_path) -> None:
     for _ in range(4):
         advance(state)
         checkpoint.save(tmp_path, state, "f", keep=2)
-    assert sorted(os.listdir(tmp_path)) == ["last", "step_00000003", "step_00000004"]
-    assert (tmp_path / "last").read_text().splitlines()[0] == "step_00000004"
+    assert sorted(os.listdir(tmp_path)) == ["last", "seals", "step_00000003", "step_00000004"]
+    assert (tmp_path / "last").read_text() == "step_00000004\n"
 
 
 def test_what_was_just_saved_is_never_removed(tmp_path) -> None:
@@ -83,7 +83,7 @@ def test_what_was_just_saved_is_never_removed(tmp_path) -> None:
     (damaged / "state.json").unlink()
     state.step = 4  # the run fell back behind it
     checkpoint.save(tmp_path, state, "f", keep=1)
-    assert sorted(os.listdir(tmp_path)) == ["last", "step_00000004"]
+    assert sorted(os.listdir(tmp_path)) == ["last", "seals", "step_00000004"]
 
 
 def test_rows_that_are_not_finite_are_seen() -> None:
@@ -175,7 +175,7 @@ def test_full_disk_keeps_the_checkpoint_before(disk_of) -> None:
     with pytest.raises(Exception, match="No space left") as caught:
         checkpoint.save(disk / "checkpoints", state, "f", keep=2)
     assert checkpoint.is_full_disk(caught.value)
-    assert sorted(os.listdir(disk / "checkpoints")) == ["last", "step_00000000"]
+    assert sorted(os.listdir(disk / "checkpoints")) == ["last", "seals", "step_00000000"]
     other = new_state(seed=3)
     assert checkpoint.load_newest(disk / "checkpoints", other, "f") and other.step == 0
 
@@ -196,17 +196,17 @@ def test_metrics_are_cut_back_on_resume(tmp_path) -> None:
     assert [line["loss"] for line in lines] == [0.0, 1.0, 2.0, -1.0]
 
 
-def test_a_lost_or_damaged_last_loses_no_checkpoint(tmp_path, caplog) -> None:
+def test_lost_or_damaged_seals_lose_no_checkpoint(tmp_path, caplog) -> None:
     state = new_state()
     advance(state)
     checkpoint.save(tmp_path, state, "f", keep=2)
     for content in (None, b"step_00000009\nseal 00\n", b"\xff\xfe"):
-        (tmp_path / "last").unlink(missing_ok=True)
+        (tmp_path / "seals").unlink(missing_ok=True)
         if content is not None:
-            (tmp_path / "last").write_bytes(content)
+            (tmp_path / "seals").write_bytes(content)
         other = new_state(seed=5)
         assert checkpoint.load_newest(tmp_path, other, "f") and same(state, other)
-    assert "last: its seal is broken" in caplog.text
+    assert "seals: its own seal is broken" in caplog.text
 
 
 def test_a_checkpoint_of_an_older_version_is_not_passed_over(tmp_path) -> None:

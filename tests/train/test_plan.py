@@ -53,17 +53,20 @@ print(json.dumps(status("VmHWM") - before))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("instances", "images", "size", "k"), [(60_000, 16, 32, 100), (60_000, 128, 64, 50)])
 def test_the_plan_is_what_search_step_and_checkpoint_take(instances: int, images: int, size: int, k: int) -> None:
     arguments = [str(value) for value in (instances, images, size, k)]
-    done = subprocess.run([sys.executable, "-c", STEPS, *arguments], capture_output=True, text=True, check=True)
+    # What malloc keeps of freed pieces varies from run to run.
+    command = [sys.executable, "-c", STEPS, *arguments]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3)]
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     planned = millionway.plan(
         instances, batch_size=images, encoder="narrow-resnet", image_size=size, hardest=k, device="cpu"
     )["hybrid"]
     torch.set_num_threads(threads)
-    assert planned.total == pytest.approx(json.loads(done.stdout), rel=0.15), planned.memory
+    assert planned.total == pytest.approx(sorted(map(json.loads, runs))[1], rel=0.15), planned.memory
 
 
 def test_the_largest_number_fits_and_the_next_does_not() -> None:

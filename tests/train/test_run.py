@@ -13,7 +13,7 @@ from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
 from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain, with_settings
-from millionway.settings.stored import check_resume, run_settings
+from millionway.settings.stored import run_settings, to_json
 from millionway.train.stops import RunStopped
 
 SETTINGS = {"epochs": 2, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}
@@ -73,11 +73,14 @@ def test_a_restart_does_not_go_on_with_another_run(digit_folder: Path, tmp_path:
     assert "--lr was 0.03, now 0.1" in capsys.readouterr().err
 
 
-def test_the_short_name_of_an_encoder_is_the_same_encoder() -> None:
-    stored = with_settings(Pretrain("photos", Path("run")), encoder="torchvision/resnet18")
-    check_resume(stored, with_settings(stored, encoder="resnet18"))
+def test_the_short_name_of_an_encoder_is_the_same_encoder(tmp_path: Path) -> None:
+    stored = with_settings(Pretrain(str(tmp_path / "gone"), tmp_path), encoder="torchvision/resnet18", epochs=3)
+    (tmp_path / "config.json").write_text(to_json(stored))
+    (tmp_path / "train.log").touch()
+    with pytest.raises(ValueError, match=r"gone: no such folder"):  # which comes after the settings
+        millionway.pretrain(out=tmp_path, resume=True, encoder="resnet18")
     with pytest.raises(ValueError, match="--encoder was torchvision/resnet18, now torchvision/resnet34"):
-        check_resume(stored, with_settings(stored, encoder="resnet34"))
+        millionway.pretrain(out=tmp_path, resume=True, encoder="resnet34")
 
 
 def test_images_that_cannot_ask_are_refused_before_any_work(digit_folder: Path, tmp_path: Path) -> None:

@@ -106,18 +106,18 @@ class _Shard:
 class _Best:
     """The best so far of a block of rows. Several threads may add to it."""
 
-    def __init__(self, start: int, num_rows: int, lifted_dim: int, k: int, device: torch.device) -> None:
+    def __init__(self, start: int, num_rows: int, k: int, like: Float[Tensor, "n lifted"]) -> None:
         """All that stays for long is allocated here, before anything is computed, and written in place: between pieces
-        that come and go it would leave holes of many times its size."""
+        that come and go it would leave holes of many times its size. like: other lifted rows."""
         self.start, self.k = start, k
-        self.lifted = torch.empty(num_rows, lifted_dim, device=device)
-        self.first_bound, self.bound = torch.empty(2, num_rows, device=device)
-        self.scores = torch.full((num_rows, k + SPARE), -torch.inf, device=device)
-        self.ids = torch.zeros(num_rows, k + SPARE, dtype=torch.int32, device=device)
+        self.lifted = like.new_empty(num_rows, like.shape[1])
+        self.first_bound, self.bound = like.new_empty(2, num_rows)
+        self.scores = like.new_full((num_rows, k + SPARE), -torch.inf)
+        self.ids = torch.zeros(num_rows, k + SPARE, dtype=torch.int32, device=like.device)
         room = PENDING * num_rows
-        self.waiting_rows = torch.empty(room, dtype=torch.int16, device=device)
-        self.waiting_ids = torch.empty(room, dtype=torch.int32, device=device)
-        self.waiting_scores = torch.empty(room, device=device)
+        self.waiting_rows = torch.empty(room, dtype=torch.int16, device=like.device)
+        self.waiting_ids = torch.empty(room, dtype=torch.int32, device=like.device)
+        self.waiting_scores = like.new_empty(room)
         self.num_waiting = 0
         self.lock = threading.Lock()
 
@@ -208,8 +208,8 @@ class _Search:
 
     def run(self, starts: range, table: Tensor) -> Int[Tensor, " alone"]:
         """Fill the rows of these blocks in the table. Returns the places of rows that have to be searched alone."""
-        size, dim = len(self.own.rows), self.own.rows.shape[1] + 2
-        panel = {start: _Best(start, min(self.own.block, size - start), dim, self.k, self.device) for start in starts}
+        size = len(self.own.rows)
+        panel = {start: _Best(start, min(self.own.block, size - start), self.k, self.sample) for start in starts}
         threads.on_each(self._bound, panel.values(), self.device)
         for shard in self._ring():
             is_own = shard.rows is self.own.rows

@@ -5,7 +5,8 @@
       classifier/            rows, their momentum, the hardest table
       state.json             counters
       manifest.json          size and checksum of every file
-    checkpoints/last         names the newest complete one; then each one with the checksum of its manifest.json
+    checkpoints/last         names the newest complete one
+    checkpoints/seals        the checksum of each one's manifest.json
 
 While the contrastive prior is under way the folder is called prior_00000200, by the batches done.
 
@@ -48,7 +49,7 @@ from millionway.train.state import State
 log = logging.getLogger("millionway")
 
 NAME = r"(?:step|prior)_\d{8,}"
-LAST_BYTES = 1 << 20
+SEALS_BYTES = 1 << 20
 NUMBERS_AT_ONCE = 1 << 22
 
 
@@ -186,19 +187,21 @@ def complete(checkpoints: Path) -> list[Path]:
 
 
 def _write_last(checkpoints: Path, seals: dict[str, str]) -> None:
+    """`seals` first: it may know of more than `last` names, never of less."""
     names = sorted(seals, reverse=True)
-    text = "".join([f"{name}\n" for name in names[:1]] + [f"{name} {seals[name]}\n" for name in names])
-    write_whole(checkpoints / "last", f"{text}seal {hashlib.sha256(text.encode()).hexdigest()}\n")
+    text = "".join(f"{name} {seals[name]}\n" for name in names)
+    write_whole(checkpoints / "seals", f"{text}seal {hashlib.sha256(text.encode()).hexdigest()}\n")
+    write_whole(checkpoints / "last", "".join(f"{name}\n" for name in names[:1]))
 
 
 def _seals(checkpoints: Path) -> dict[str, str]:
-    """{name: checksum of its manifest.json}, as `last` has them. Without it, each checkpoint's own seals must do."""
-    if not (checkpoints / "last").exists():
+    """{name: checksum of its manifest.json}. Without the file, each checkpoint's own seals must do."""
+    if not (checkpoints / "seals").exists():
         return {}
     try:
-        text, found, seal = read_regular(checkpoints / "last", LAST_BYTES).decode().rpartition("seal ")
+        text, found, seal = read_regular(checkpoints / "seals", SEALS_BYTES).decode().rpartition("seal ")
         if not found or seal.strip() != hashlib.sha256(text.encode()).hexdigest():
-            raise BadFile(checkpoints / "last", "its seal is broken")
+            raise BadFile(checkpoints / "seals", "its own seal is broken")
     except ValueError as error:
         log.warning("%s; the checkpoints' own seals are looked at", error)
         return {}

@@ -23,10 +23,8 @@ from millionway.settings.resolve import choose_stem
 FLOAT = 4
 TFLOPS = {"cuda": 10.0, "mps": 2.0, "cpu": 0.05}
 """float32 products, a cautious guess for the search where nothing is measured"""
-PASSING = ("activations", "freed pieces that malloc keeps", "views")
+PASSING = ("activations", "views")
 """of the encoder's memory: only during a step"""
-MALLOC_KEEPS = 12
-"""One part in so many of the activations: none to 1/4 was measured, by chance, from run to run."""
 
 
 @dataclass
@@ -111,7 +109,6 @@ def _encoder_memory(question: Plan) -> dict[str, int]:
         "encoder: weights, gradients, momentum": 3 * parameters * FLOAT,
         "encoder: gradients under way": parameters * FLOAT if question.devices > 1 else 0,
         "activations": activations,
-        "freed pieces that malloc keeps": activations // MALLOC_KEEPS if question.device == "cpu" else 0,
         "views": 3 * views * pixels,
     }
 
