@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from millionway.data.indexing import Changes
     from millionway.model.encoder import Encoder
     from millionway.train.plan import Answer
+    from millionway.train.run_folder import Run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,8 +61,8 @@ def pretrain(
     *,
     resume: bool = False,
     **settings: Any,
-) -> Path:
-    """Pretrain an encoder and write its report; returns the run folder.
+) -> Run:
+    """Pretrain an encoder and write its report; returns the run: a path, with encoder(), metrics, evaluate(), ...
 
     `settings` are those of the command line, with underscores:
     `millionway.pretrain("photos", "runs/photos", epochs=50, image_size=96)`.
@@ -69,12 +70,13 @@ def pretrain(
     from millionway.settings.pretrain import with_settings
     from millionway.settings.stored import first_settings
     from millionway.train.run import pretrain as run
+    from millionway.train.run_folder import Run
 
     if resume and out is None:
         raise ValueError("resume needs out, the run folder to go on with")
     given = {"data": data, "out": out}
     settings |= {name: value for name, value in given.items() if value is not None}
-    return run(with_settings(first_settings(preset, Path(out) if resume and out else None), **settings))
+    return Run(run(with_settings(first_settings(preset, Path(out) if resume and out else None), **settings)))
 
 
 @taking(Evaluate)
