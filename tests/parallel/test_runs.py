@@ -179,6 +179,7 @@ def test_two_processes_take_over_changed_images_as_one_does(
     photos, alone, together = tmp_path / "photos", tmp_path / "alone", tmp_path / "together"
     shutil.copytree(digit_folder, photos)
     steady = ("--lr", "0.0003", "--row-lr", "10", "--smoothing", "0", "--sync-bn", "--keep", "99")
+    steady += ("--views", "2", "--head", "mlp", "--temperature", "0.15")
     assert pretrain(1, photos, alone, *steady).returncode == 0
     for folder in (alone / "checkpoints").glob("step_0000001*"):
         shutil.rmtree(folder)  # as if it had been stopped after step 8, in the second epoch
