@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from millionway.data.indexing import Changes
     from millionway.model.encoder import Encoder
     from millionway.train.plan import Answer
-    from millionway.train.run_folder import Run
+    from millionway.train.run_object import Run
 
 __version__ = "0.1.0"
 __all__ = [
@@ -70,7 +70,7 @@ def pretrain(
     from millionway.settings.pretrain import with_settings
     from millionway.settings.stored import first_settings
     from millionway.train.run import pretrain as run
-    from millionway.train.run_folder import Run
+    from millionway.train.run_object import Run
 
     if resume and out is None:
         raise ValueError("resume needs out, the run folder to go on with")

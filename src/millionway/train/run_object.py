@@ -45,12 +45,10 @@ class Run(type(Path())):  # a path of this system: pathlib has one class for eac
     def evaluate(self, protocol: str, data: str | Path | None = None, **settings: Any) -> dict[str, Any]:
         """Score the encoder, as `millionway.evaluate` does; by default on the run's own images."""
         from millionway.evaluation.protocols import evaluate
-        from millionway.settings.checks import check_fields, converted
         from millionway.settings.evaluate import Evaluate
+        from millionway.settings.parameters import taking
 
-        asked = converted(Evaluate(protocol, self.path, None if data is None else str(data), **settings))
-        check_fields(asked)
-        results = evaluate(asked)
+        results = taking(Evaluate)(evaluate)(protocol, self.path, None if data is None else str(data), **settings)
         return results if protocol == "all" else results[protocol]
 
     def resume(self, **settings: Any) -> Run:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import millionway
-from millionway.train.run_folder import Run
+from millionway.train.run_object import Run
 
 
 def test_a_run_is_a_path_with_all_that_can_be_had_from_it(digit_folder: Path, tmp_path: Path) -> None:
