@@ -68,6 +68,7 @@ def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_st
             waited = store.seconds_waited / torch.get_num_threads() / seconds[-1]
             used = {"cpu_seconds": time.process_time() - cpu, "waited": waited}
             streamed.append({**{f"{name}_bytes": value for name, value in store.num_bytes.items()}, **used})
+            print(f"a step: {seconds[-1]:.0f} s, {streamed[-1]}", file=sys.stderr, flush=True)
     result = {"num_instances": num, "seconds": seconds, "peak_rss_bytes": memory_status("VmHWM")}
     return result if store is None else {**result, "streamed": streamed}
 
