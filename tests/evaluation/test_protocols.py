@@ -1,15 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from millionway.data.dataset import open_dataset
 from millionway.evaluation.features import labeled_split
 from millionway.evaluation.health import effective_rank, health_of_rows
-from millionway.evaluation.knn import knn, largest, votes
+from millionway.evaluation.knn import knn, votes
 from millionway.evaluation.linear import linear
 from millionway.evaluation.neighbors import neighbors
 from millionway.model.classifier import InstanceClassifier
@@ -40,17 +38,6 @@ def test_knn_takes_all_of_a_small_bank(features) -> None:
     bank, bank_labels, queries, query_labels = features
     numbers = dict(knn(bank[:30], bank_labels[:30], queries, query_labels))
     assert set(numbers) == {"knn_20", "knn_200"} and all(0.1 < value <= 1 for value in numbers.values())
-
-
-@given(width=st.integers(1, 3000), k=st.integers(1, 40), num_values=st.integers(2, 10_000), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
-def test_largest_is_topk(width: int, k: int, num_values: int, seed: int) -> None:
-    """Few values: many ties."""
-    scores = torch.randint(num_values, (5, width), generator=torch.Generator().manual_seed(seed)).float()
-    k = min(k, width)
-    values, columns = largest(scores, k)
-    assert torch.equal(values, scores.topk(k, dim=1).values) and torch.equal(scores.gather(1, columns), values)
-    assert all(len(set(row)) == k for row in columns.tolist())
 
 
 def test_linear_is_near_scikit_learns(features) -> None:

@@ -12,17 +12,16 @@ searched alone. The result does not depend on ranks, blocks, panels or bounds.
 """
 
 import functools
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from millionway.model import threads
+from millionway.model.best import Best, product, reaching
 from millionway.model.cosines import Frame, exact_cosines, first_of_each, float64_device, in_order, rounding
 from millionway.model.rows import inverse_norms
 from millionway.parallel import collectives
@@ -35,7 +34,6 @@ BLOCKS_AT_ONCE = 32  # that a thread takes
 SAMPLE_EVERY = 64  # one row in so many is in the sample
 MIN_SAMPLE_ROWS = 2048
 SPARE = 28  # kept besides the K best, so that float64 can choose among near-ties
-PENDING = 64  # candidates that wait to be sorted in, per row on average
 # For the best so far of a panel's rows, and what waits. If all rows are one panel half of the products are enough.
 ONE_PANEL_BYTES = 320 << 20
 PANEL_BYTES = 48 << 20
@@ -49,8 +47,12 @@ def top_k(
     alive: Bool[Tensor, " classes"],
     group: Group | None = None,
     num_instances: int | None = None,
+    progress: Callable[[Iterable, int, str], Iterable] | None = None,
 ) -> Int[Tensor, "classes k"]:
-    """Ids of the k most similar other rows of all ranks, most similar first, ties by lower id; dead rows left out."""
+    """Ids of the k most similar other rows of all ranks, most similar first, ties by lower id; dead rows left out.
+
+    progress: (items, how many, what is done) -> the items, with a bar.
+    """
     group = group or Group()
     num_instances = len(rows) if num_instances is None else num_instances
     block = BLOCK_ROWS.get(rows.device.type, BLOCK_ROWS_ELSEWHERE)
@@ -59,17 +61,19 @@ def top_k(
     table = torch.empty(len(rows), k, dtype=torch.int32, device=rows.device)
     num_rows = max(1, local_range(num_instances, 0, group.size)[1])  # as many panels on all ranks: rows travel together
     panel_rows = _panel_rows(num_rows, rows.shape[1], k, block)
-    alone = [
-        search.run(range(first, min(first + panel_rows, len(rows)), block), table)
-        for first in range(0, num_rows, panel_rows)
-    ]
+    panels = [range(first, min(first + panel_rows, len(rows)), block) for first in range(0, num_rows, panel_rows)]
+    if progress is not None:
+        num_scans = sum(len(_pairs(len(panel))) + (len(panel) if len(panels) > 1 else 0) for panel in panels)
+        search.scanned = functools.partial(next, iter(progress(range(num_scans), num_scans, "neighbors")), None)
+    alone = [search.run(panel, table) for panel in panels]
+    search.scanned()
     search.one_by_one(torch.cat(alone), table)
     return table
 
 
 def _row_bytes(dim: int, k: int) -> int:
     """Of a row of a panel: its best so far, what waits, and itself."""
-    return 8 * (k + SPARE) + 10 * PENDING + 4 * dim
+    return Best.row_bytes(k + SPARE) + 4 * dim
 
 
 def _panel_rows(num_rows: int, dim: int, k: int, block: int) -> int:
@@ -103,66 +107,23 @@ class _Shard:
         return find_places(ids, self.first_id, self.first_id + len(self.rows))
 
 
-class _Best:
-    """The best so far of a block of rows. Several threads may add to it."""
+class _Best(Best):
+    """The best so far of a block of own rows."""
 
     def __init__(self, start: int, num_rows: int, k: int, like: Float[Tensor, "n lifted"]) -> None:
-        """All that stays for long is allocated here, before anything is computed, and written in place: between pieces
-        that come and go it would leave holes of many times its size. like: other lifted rows."""
+        """like: other lifted rows."""
+        super().__init__(num_rows, k + SPARE, like)
         self.start, self.k = start, k
         self.lifted = like.new_empty(num_rows, like.shape[1])
-        self.first_bound, self.bound = like.new_empty(2, num_rows)
-        self.scores = like.new_full((num_rows, k + SPARE), -torch.inf)
-        self.ids = torch.zeros(num_rows, k + SPARE, dtype=torch.int32, device=like.device)
-        room = PENDING * num_rows
-        self.waiting_rows = torch.empty(room, dtype=torch.int16, device=like.device)
-        self.waiting_ids = torch.empty(room, dtype=torch.int32, device=like.device)
-        self.waiting_scores = like.new_empty(room)
-        self.num_waiting = 0
-        self.lock = threading.Lock()
+        self.first_bound = like.new_empty(num_rows)
 
-    def add(self, row: Tensor, ids: Tensor, scores: Tensor) -> None:
-        with self.lock:
-            while len(row):
-                free = slice(self.num_waiting, min(self.num_waiting + len(row), len(self.waiting_rows)))
-                num = free.stop - free.start
-                self.waiting_rows[free], self.waiting_ids[free] = row[:num], ids[:num]
-                self.waiting_scores[free] = scores[:num]
-                self.num_waiting = free.stop
-                if self.num_waiting == len(self.waiting_rows):
-                    self.sort_in()
-                row, ids, scores = row[num:], ids[num:], scores[num:]
-
-    def sort_in(self) -> None:
-        """Those that wait join the best, and these raise the bound."""
-        if self.num_waiting == 0:
-            return
-        row, ids, scores = (
-            each[: self.num_waiting] for each in (self.waiting_rows, self.waiting_ids, self.waiting_scores)
-        )
-        self.num_waiting = 0
-        order = stable_order(row)
-        row = row[order].long()
-        num = torch.bincount(row, minlength=len(self.bound))
-        slot = torch.arange(len(row), device=row.device) - torch.index_select(num.cumsum(0) - num, 0, row)
-        width, more = self.scores.shape[1], int(num.amax())
-        wide, wide_ids = F.pad(self.scores, (0, more), value=-torch.inf), F.pad(self.ids, (0, more))
-        flat = row * (width + more) + width + slot
-        wide.view(-1)[flat] = scores[order]
-        wide_ids.view(-1)[flat] = ids[order]
-        best, places = wide.topk(width, dim=1, sorted=False)
-        self.scores.copy_(best)
-        self.ids.copy_(wide_ids.gather(1, places))
-        last = self.scores.amin(dim=1)
-        torch.maximum(self.bound, last - rounding(self.lifted[:, -1], last), out=self.bound)
+    def bound_from(self, last: Tensor) -> Tensor:
+        return last - rounding(self.lifted[:, -1], last)
 
     def finish(self) -> None:
         """Find what is too close for float32, for `score` and `write`."""
-        self.sort_in()
+        self.order()
         k = self.k
-        ordered, order = self.scores.sort(dim=1, descending=True)
-        self.scores.copy_(ordered)
-        self.ids.copy_(self.ids.gather(1, order))
         kth, apart = self.scores[:, k - 1 : k], rounding(self.lifted[:, -1:], self.scores[:, k - 1 : k])
         near_next = F.pad(self.scores[:, :-1] - self.scores[:, 1:] < apart, (1, 1))
         close = near_next[:, :-1] | near_next[:, 1:] | ((self.scores - kth).abs() < apart)
@@ -198,6 +159,7 @@ class _Search:
     def __init__(self, own: _Shard, k: int, group: Group, num_instances: int) -> None:
         self.own, self.k, self.group, self.num_instances = own, k, group, num_instances
         self.device = own.rows.device
+        self.scanned: Callable[[], object] = lambda: None  # called after each scan
         self.all_alive = not collectives.any_rank(group, not bool(own.alive.all()))
         self.frame = Frame(self._mean())
         every = max(1, min(SAMPLE_EVERY, num_instances // max(MIN_SAMPLE_ROWS, 4 * k)))
@@ -256,7 +218,6 @@ class _Search:
     def _among_themselves(self, panel: dict[int, _Best]) -> None:
         """Blocks of the panel with each other, both ways at once."""
         starts = list(panel)
-        pairs = [(n, at) for n in range(len(starts)) for at in range(n, len(starts), BLOCKS_AT_ONCE)]
 
         def scan(pair: tuple[int, int]) -> None:
             n, at = pair
@@ -264,16 +225,16 @@ class _Search:
             memory = here.lifted.new_empty(self.own.block**2)
             for start in starts[at : at + BLOCKS_AT_ONCE]:
                 there = panel[start]
-                scores = _product(here.lifted, self.frame.keys(there.lifted), memory)
+                scores = product(here.lifted, self.frame.keys(there.lifted), memory)
                 if there is here:
                     scores.fill_diagonal_(-torch.inf)
-                row, column, reaching = _reaching(scores, here.bound, by_column=False)
-                self._add(here, row, self.own, start + column, reaching)
+                row, column, found = reaching(scores, here.bound)
+                self._add(here, row, self.own, start + column, found)
                 if there is not here:
-                    row, column, reaching = _reaching(scores, there.bound, by_column=True)
-                    self._add(there, column, self.own, starts[n] + row, reaching)
+                    row, column, found = reaching(scores, there.bound, by_column=True)
+                    self._add(there, column, self.own, starts[n] + row, found)
 
-        threads.on_each(scan, pairs, self.device)
+        threads.on_each(scan, _pairs(len(starts)), self.device, self.scanned)
 
     def _with(self, shard: _Shard, panel: dict[int, _Best], starts: list[int]) -> None:
         """Blocks of the panel with others, one way."""
@@ -281,11 +242,11 @@ class _Search:
         def scan(here: _Best) -> None:
             memory = here.lifted.new_empty(self.own.block**2)
             for start in starts:
-                scores = _product(here.lifted, self.frame.keys(self._lifted(shard, start)), memory)
-                row, column, reaching = _reaching(scores, here.bound, by_column=False)
-                self._add(here, row, shard, start + column, reaching)
+                scores = product(here.lifted, self.frame.keys(self._lifted(shard, start)), memory)
+                row, column, found = reaching(scores, here.bound)
+                self._add(here, row, shard, start + column, found)
 
-        threads.on_each(scan, panel.values() if starts else [], self.device)
+        threads.on_each(scan, panel.values() if starts else [], self.device, self.scanned)
 
     def _add(self, best: _Best, row: Tensor, shard: _Shard, places: Tensor, scores: Tensor) -> None:
         """places: of the candidates among the shard's rows."""
@@ -325,6 +286,11 @@ class _Search:
         return scores
 
 
+def _pairs(num_blocks: int) -> list[tuple[int, int]]:
+    """(a block of the panel, the first of the blocks that it is compared with at once)."""
+    return [(n, at) for n in range(num_blocks) for at in range(n, num_blocks, BLOCKS_AT_ONCE)]
+
+
 class _Alone:
     """Some rows of a search without bounds, and their candidates in float64."""
 
@@ -343,25 +309,3 @@ class _Alone:
     def first(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
         row, ids, scores = (torch.cat(parts) for parts in zip(*self.candidates))
         return first_of_each(row, ids, scores, k)
-
-
-def _product(a: Tensor, b: Tensor, memory: Tensor) -> Tensor:
-    return torch.mm(a, b.T, out=memory[: len(a) * len(b)].view(len(a), len(b)))
-
-
-def _reaching(scores: Tensor, bound: Tensor, by_column: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(row, column, score) where the bound is reached, one for each row or each column."""
-    reached = (scores >= (bound[None, :] if by_column else bound[:, None])).view(-1)
-    if scores.device.type == "cpu":  # numpy needs an eighth of the time
-        found = torch.from_numpy(np.flatnonzero(reached.numpy()))
-    else:
-        found = reached.nonzero()[:, 0]
-    row = found // scores.shape[1]
-    return row, found - row * scores.shape[1], torch.index_select(scores.view(-1), 0, found)
-
-
-def stable_order(keys: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """On a CPU numpy sorts 16-bit numbers by their digits."""
-    if keys.device.type != "cpu":
-        return keys.argsort(stable=True)
-    return torch.from_numpy(np.argsort(keys.numpy(), kind="stable"))

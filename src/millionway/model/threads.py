@@ -9,7 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
 
 import torch
@@ -20,20 +20,30 @@ Result = TypeVar("Result")
 MAX_WORKERS = 8  # more would wait for each other's Python; further cores are divided among these
 
 
-def on_each(function: Callable[[Item], Result], items: Iterable[Item], device: torch.device) -> list[Result]:
-    """The results in the order of the items. When it returns or raises, no worker is still at it."""
+def on_each(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    device: torch.device,
+    done: Callable[[], object] = lambda: None,
+) -> list[Result]:
+    """The results in the order of the items. When it returns or raises, no worker is still at it.
+
+    done: called by the calling thread after each item.
+    """
     num_threads = torch.get_num_threads()
     if device.type != "cpu" or num_threads == 1:
-        return [function(item) for item in items]
+        return [(function(item), done())[0] for item in items]
     futures: list[Future[Result]] = []
     try:
         futures = [_pool(num_threads, os.getpid()).submit(_without_grad, function, item) for item in items]
-        wait(futures, return_when="FIRST_EXCEPTION")
+        for future in as_completed(futures):
+            future.result()
+            done()
     finally:
         for future in futures:
             future.cancel()
         wait(futures)
-    return [future.result() for future in futures if not future.cancelled()]
+    return [future.result() for future in futures]
 
 
 def _without_grad(function: Callable[[Item], Result], item: Item) -> Result:
