@@ -268,13 +268,14 @@ def main() -> None:
     parser.add_argument("--instances", type=int, nargs="+", default=[131_072])
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
+    environment = json.loads(describe_environment(torch.device("cpu")))  # as it begins
     for num in chosen.instances if chosen.part != "table" else []:
         if chosen.part == "steps":
             memory = memory_beyond_rows(num) / 2**20
             result = {**steps_at(num, chosen.repeats), "memory beyond rows, again (MiB)": memory}
         else:
             result = hardest_at(num, chosen.repeats)
-        result["environment"] = json.loads(describe_environment(torch.device("cpu")))
+        result["environment"] = environment
         path = RESULTS / f"classifier_{chosen.part}_{num}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
     write_between_marks(RESULTS.parent.parent / "docs" / "experiments.md", "classifier", table())
