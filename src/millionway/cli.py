@@ -4,20 +4,18 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 import millionway
 from millionway.parallel.launcher import is_first_process, times_restarted
-from millionway.settings import pretrain as run_settings
 from millionway.settings.bench import Bench
 from millionway.settings.checks import suggest
 from millionway.settings.collection import Duplicates, Explore, Map, Outliers, Search
+from millionway.settings.command_line import MainSettings, parse, pretrain_settings, value_of
 from millionway.settings.demo import Demo
 from millionway.settings.embed import Embed
 from millionway.settings.evaluate import Evaluate
@@ -25,13 +23,9 @@ from millionway.settings.export import Export
 from millionway.settings.index import Index
 from millionway.settings.plan import Plan
 from millionway.settings.presets import PRESETS, measured
-from millionway.settings.pretrain import Pretrain
 from millionway.settings.report import Report
-from millionway.settings.stored import first_settings
 from millionway.settings.study import Study
 
-Settings = TypeVar("Settings")
-CONF = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
 out = Console()
 
 
@@ -86,23 +80,10 @@ def _print_verbs() -> None:
     out.print("\nmillionway VERB --help says more. Start with: millionway pretrain --data PHOTOS --out runs/photos")
 
 
-# --- pretrain ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MainSettings(Pretrain):
-    """Pretrain an encoder on the images of a folder, without labels. --help-all shows the other settings too."""
-
-    classifier: tyro.conf.Suppress[run_settings.Classifier] = field(default_factory=run_settings.Classifier)
-    augmentation: tyro.conf.Suppress[run_settings.Augmentation] = field(default_factory=run_settings.Augmentation)
-    images: tyro.conf.Suppress[run_settings.Images] = field(default_factory=run_settings.Images)
-    running: tyro.conf.Suppress[run_settings.Running] = field(default_factory=run_settings.Running)
-
-
 def pretrain(args: list[str]) -> None:
     """train an encoder on a folder of images, without labels"""
     if "-h" in args or "--help" in args:
-        _parse(MainSettings, args, "pretrain")
+        parse(MainSettings, args, "pretrain")
     config = pretrain_settings(_after_restart(["--help" if arg == "--help-all" else arg for arg in args]))
     from millionway.train.run import pretrain as run
 
@@ -117,53 +98,22 @@ def pretrain(args: list[str]) -> None:
             print(f"  millionway {command.format(shlex.quote(str(folder)))}")
 
 
-def pretrain_settings(args: list[str]) -> Pretrain:
-    """What is given, over what a preset or the run to go on with says."""
-    resume_from = _value_of("--out", args) if "--resume" in args else None
-    if "--resume" in args and resume_from is None and "--help" not in args:
-        raise ValueError("--resume needs --out, the run folder to go on with")
-    preset = None if resume_from else _value_of("--preset", args)
-    first = first_settings(preset, Path(resume_from) if resume_from else None)
-    default = replace(first, resume=False)  # so that --resume is a flag, and not --no-resume
-    if not first.data:
-        default = replace(default, data=tyro.MISSING, out=tyro.MISSING)
-    return _parse(Pretrain, args, "pretrain", default)
-
-
 def _after_restart(args: list[str]) -> list[str]:
     """torchrun gives the same command again after a failure: then the run goes on, if it had begun.
 
     The settings stay, so that another run's folder is refused.
     """
-    out = _value_of("--out", args)
+    out = value_of("--out", args)
     if times_restarted() and out and "--resume" not in args and (Path(out) / "config.json").exists():
         return [*args, "--resume"]
     return args
-
-
-def _value_of(name: str, args: list[str]) -> str | None:
-    """The value of a flag that is needed before the others can be read."""
-    for place, arg in enumerate(args):
-        if arg == name and place + 1 < len(args):
-            return args[place + 1]
-        if arg.startswith(name + "="):
-            return arg[len(name) + 1 :]
-    return None
-
-
-def _parse(kind: type[Settings], args: list[str], verb: str, default: Settings | None = None) -> Settings:
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(kind, args=args, prog=f"millionway {verb}", config=CONF, **options)
-
-
-# --- the other verbs --------------------------------------------------------------------------------------------------
 
 
 def evaluate(args: list[str]) -> None:
     """score an encoder: knn, linear, few-labels, finetune, retrieval, detect, health"""
     from millionway.evaluation.results import rows
 
-    chosen = _parse(Evaluate, args, "evaluate")
+    chosen = parse(Evaluate, args, "evaluate")
     with _messages():
         numbers = millionway.evaluate(**vars(chosen))
     table = Table("protocol", "", "value")
@@ -177,7 +127,7 @@ def evaluate(args: list[str]) -> None:
 
 def plan(args: list[str]) -> None:
     """say what a run would take: memory, communication, the largest number of images"""
-    chosen = _parse(Plan, args, "plan")
+    chosen = parse(Plan, args, "plan")
     answers = millionway.plan(**vars(chosen))
     names = {"hybrid": "rows split", "replicated": "rows replicated (DDP)"}
     table = Table("on each device", *names.values(), title=f"{chosen.instances:,} images on {chosen.devices} devices")
@@ -204,7 +154,7 @@ def _gigabytes(num_bytes: int | None) -> str:
 
 def embed(args: list[str]) -> None:
     """write the features of images as Parquet or npy"""
-    chosen = _parse(Embed, args, "embed")
+    chosen = parse(Embed, args, "embed")
     with _messages():
         print(f"written  {millionway.embed(**vars(chosen))}")
 
@@ -214,7 +164,7 @@ def export(args: list[str]) -> None:
     from millionway.exporting.export import how_to_load
     from millionway.model.encoder_file import encoder_path, read_encoder_file
 
-    chosen = _parse(Export, args, "export")
+    chosen = parse(Export, args, "export")
     with _messages():
         path = millionway.export(**vars(chosen))
     spec, _ = read_encoder_file(encoder_path(chosen.run))
@@ -223,7 +173,7 @@ def export(args: list[str]) -> None:
 
 def search(args: list[str]) -> None:
     """what looks like this picture?"""
-    chosen = _parse(Search, args, "search")
+    chosen = parse(Search, args, "search")
     with _messages():
         found = millionway.search(**vars(chosen))
     _print_lines(found, chosen.out)
@@ -231,7 +181,7 @@ def search(args: list[str]) -> None:
 
 def duplicates(args: list[str]) -> None:
     """groups of the same or nearly the same picture; leaks between two folders"""
-    chosen = _parse(Duplicates, args, "duplicates")
+    chosen = parse(Duplicates, args, "duplicates")
     with _messages():
         found = millionway.duplicates(**vars(chosen))
     _print_lines(found, chosen.out)
@@ -241,7 +191,7 @@ def duplicates(args: list[str]) -> None:
 
 def outliers(args: list[str]) -> None:
     """what does not belong, with reasons"""
-    chosen = _parse(Outliers, args, "outliers")
+    chosen = parse(Outliers, args, "outliers")
     with _messages():
         found = millionway.outliers(**vars(chosen))
     _print_lines(found, chosen.out)
@@ -249,14 +199,14 @@ def outliers(args: list[str]) -> None:
 
 def make_map(args: list[str]) -> None:
     """place, cluster and neighbors of every image, as one Parquet file"""
-    chosen = _parse(Map, args, "map")
+    chosen = parse(Map, args, "map")
     with _messages():
         print(f"written  {millionway.map(**vars(chosen))}")
 
 
 def explore(args: list[str]) -> None:
     """a page to walk through the images"""
-    chosen = _parse(Explore, args, "explore")
+    chosen = parse(Explore, args, "explore")
     with _messages():
         page = millionway.explore(**vars(chosen))
     if page is not None:
@@ -286,7 +236,7 @@ def index(args: list[str]) -> None:
     from millionway.console import printable
     from millionway.data.indexing import report_oddities
 
-    chosen = _parse(Index, args, "index")
+    chosen = parse(Index, args, "index")
     was_there = chosen.out.exists()
     with _messages():
         changes = millionway.index(**vars(chosen))
@@ -308,7 +258,7 @@ def bench(args: list[str]) -> None:
     from millionway.data.speed import advice
 
     with _messages():
-        speeds = millionway.bench(**vars(_parse(Bench, args, "bench")))
+        speeds = millionway.bench(**vars(parse(Bench, args, "bench")))
     table = Table("stage", "images per second")
     for stage, speed in speeds.items():
         table.add_row(stage, f"{speed:,.0f}")
@@ -318,7 +268,7 @@ def bench(args: list[str]) -> None:
 
 def demo(args: list[str]) -> None:
     """the whole path on 1,797 handwritten digits"""
-    chosen = _parse(Demo, args, "demo")
+    chosen = parse(Demo, args, "demo")
     with _messages():
         result = millionway.demo(**vars(chosen))
     table = Table("encoder", "k-NN, k = 200", "k-NN, k = 20", title="accuracy on ten digits; training sees no labels")
@@ -331,7 +281,7 @@ def demo(args: list[str]) -> None:
 
 def study(args: list[str]) -> None:
     """run one of the paper's ablations on your data"""
-    chosen = _parse(Study, args, "study")
+    chosen = parse(Study, args, "study")
     with _messages():
         table = millionway.study(**vars(chosen))
     print(table.read_text())
@@ -340,7 +290,7 @@ def study(args: list[str]) -> None:
 
 def report(args: list[str]) -> None:
     """draw the page of a run again"""
-    print(f"written  {millionway.report(_parse(Report, args, 'report').run)}")
+    print(f"written  {millionway.report(parse(Report, args, 'report').run)}")
 
 
 def presets(args: list[str]) -> None:

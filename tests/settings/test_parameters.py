@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import millionway
-from millionway import cli
 from millionway.cli import VERBS, main
+from millionway.settings import command_line
 from millionway.settings.bench import Bench
 from millionway.settings.checks import flag
 from millionway.settings.collection import Duplicates, Explore, Map, Outliers, Search
@@ -55,7 +55,7 @@ def test_every_verb_is_a_function_and_the_reverse() -> None:
 @pytest.mark.parametrize("verb", VERB)
 def test_options_are_parameters_with_the_same_default(verb: str) -> None:
     settings, needed = VERB[verb]
-    options, declared = vars(cli._parse(settings, needed, verb)), parameters(verb)
+    options, declared = vars(command_line.parse(settings, needed, verb)), parameters(verb)
     assert set(options) == set(declared)
     for name, parameter in declared.items():
         factory = next(each.default_factory for each in fields(settings) if each.name == name)
@@ -74,7 +74,7 @@ def test_every_parameter_is_shown_by_help(verb: str, capsys) -> None:
 
 
 def test_settings_of_a_run_are_parameters_with_the_same_default() -> None:
-    config = flat(cli.pretrain_settings(["--data", "d", "--out", "o"]))
+    config = flat(command_line.pretrain_settings(["--data", "d", "--out", "o"]))
     declared = parameters("pretrain")
     assert set(config) == set(declared)
     for name, parameter in declared.items():

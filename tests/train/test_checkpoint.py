@@ -44,8 +44,8 @@ def advance(state: State) -> None:
 
 def everything(state: State) -> dict[str, torch.Tensor]:
     return {
-        **checkpoint._model_tensors(state),
-        **{f"c.{k}": v for k, v in checkpoint._classifier_tensors(state).items()},
+        **state.model_tensors(),
+        **{f"c.{k}": v for k, v in state.classifier_tensors().items()},
     }
 
 
@@ -88,9 +88,9 @@ def test_what_was_just_saved_is_never_removed(tmp_path) -> None:
 
 def test_rows_that_are_not_finite_are_seen() -> None:
     state = new_state()
-    assert checkpoint.all_finite(state)
+    assert state.all_finite()
     state.classifier.momentum[3, 2] = torch.inf
-    assert not checkpoint.all_finite(state)
+    assert not state.all_finite()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_rows_in_a_file_are_saved_as_others_and_the_file_is_no_checkpoint(tmp_pa
     states = [new_state(), new_state(rows_in=tmp_path / "rows")]
     for name, state in zip(("memory", "file"), states):
         advance(state)
-        assert checkpoint.all_finite(state)
+        assert state.all_finite()
         checkpoint.save(tmp_path / name, state, "f", keep=2)
     assert same(*states)
     shards = [sorted((tmp_path / name).rglob("shard-*")) for name in ("memory", "file")]
@@ -249,7 +249,7 @@ def test_rows_in_a_file_are_saved_as_others_and_the_file_is_no_checkpoint(tmp_pa
     # As after a kill in mid-step: the file has rows of another step, and is used again.
     states[1].classifier.weight[5:] = 7.0
     states[1].classifier.momentum[:9] = torch.nan
-    assert not checkpoint.all_finite(states[1])
+    assert not states[1].all_finite()
     del states[1], state
     resumed = new_state(seed=9, rows_in=tmp_path / "rows")
     assert checkpoint.load_newest(tmp_path / "memory", resumed, "f")

@@ -50,7 +50,6 @@ log = logging.getLogger("millionway")
 
 NAME = r"(?:step|prior)_\d{8,}"
 SEALS_BYTES = 1 << 20
-NUMBERS_AT_ONCE = 1 << 22
 
 
 def is_full_disk(error: BaseException) -> bool:
@@ -71,7 +70,7 @@ class _Snapshot:
 
     @staticmethod
     def of(state: State) -> "_Snapshot":
-        model, rows = _model_tensors(state), _classifier_tensors(state)
+        model, rows = state.model_tensors(), state.classifier_tensors()
         prior = None if state.prior is None else asdict(state.prior)
         return _Snapshot(state.step, prior, model, rows, state.classifier.num_instances)
 
@@ -217,7 +216,7 @@ def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
         return False
     all_or_none(group, lambda: _load(folder, state))
     try:
-        load_shards(_classifier_tensors(state), folder / "classifier", group, state.classifier.num_instances)
+        load_shards(state.classifier_tensors(), folder / "classifier", group, state.classifier.num_instances)
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _does_not_fit(folder, error) from None
     table = state.hardest
@@ -292,18 +291,6 @@ def _counters(folder: Path) -> dict[str, Any]:
     return counters
 
 
-def all_finite(state: State) -> bool:
-    """Whether the state is worth saving."""
-    tensors = [*_model_tensors(state).values(), *_classifier_tensors(state).values()]
-    finite = all(bool(torch.isfinite(part).all()) for tensor in tensors for part in _parts(tensor))
-    return not any_rank(state.classifier.group, not finite)
-
-
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Some numbers at a time: what isfinite needs beside them is as large."""
-    return tensor.reshape(-1).split(NUMBERS_AT_ONCE)
-
-
 def _load(folder: Path, state: State) -> None:
     """All but the rows."""
     path, counters = folder / "model.safetensors", _counters(folder)
@@ -320,19 +307,6 @@ def _load(folder: Path, state: State) -> None:
     known = {field.name for field in fields(PriorProgress)}
     prior = counters["prior"]
     state.prior = prior and PriorProgress(**{name: value for name, value in prior.items() if name in known})
-
-
-def _model_tensors(state: State) -> dict[str, Tensor]:
-    tensors = {f"network.{name}": tensor for name, tensor in state.network.state_dict().items()}
-    for name, parameter in state.network.named_parameters():
-        if "momentum_buffer" in state.optimizer.state.get(parameter, {}):
-            tensors[f"momentum.{name}"] = state.optimizer.state[parameter]["momentum_buffer"]
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _classifier_tensors(state: State) -> dict[str, Tensor]:
-    tensors = {"rows": state.classifier.weight, "momentum": state.classifier.momentum}
-    return tensors if state.hardest is None else {**tensors, "hardest": state.hardest}
 
 
 def newest_rows(checkpoints: Path, fingerprint: str) -> tuple[Tensor, Path] | None:

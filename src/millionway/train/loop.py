@@ -279,7 +279,7 @@ class Loop:
 
     def _save(self) -> None:
         average_statistics(self.state.network, self.group)
-        if not checkpoint.all_finite(self.state):
+        if not self.state.all_finite():
             raise NotFiniteError("weights or rows are not finite (NaN or infinity)")
         all_or_none(self.group, self.monitor.sync)
         self.saver.save(self.state)
