@@ -132,6 +132,7 @@ def begin(cell: Cell, dataset: Dataset) -> Run:
             row_lr=peak * factor * method.row_lr,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
+            pairs=method.pairs or 0.0,
         ).loss
 
     return Run(config, network.encoder, sampler, step, dataset, training.warmup_epochs)

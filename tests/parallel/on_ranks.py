@@ -211,14 +211,15 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
                     parallel,
                     classifier,
                     optimizer,
-                    images[ids],
-                    ids,
+                    torch.cat([images[ids], images[ids].flip(3)]),
+                    ids.repeat(2),
                     table,
                     alpha=0.2,
                     lr=0.1,
                     row_lr=0.5,
                     momentum=0.9,
                     weight_decay=1e-4,
+                    pairs=0.7,
                     with_num_ahead=True,
                 )
                 losses.append(step.loss)

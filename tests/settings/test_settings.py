@@ -186,3 +186,9 @@ def test_batch_normalization_compares_views(views: int | None) -> None:
     with pytest.raises(ValueError, match=r"--micro-batch 1 with --views 1: .*at least 2 views"):
         resolve(defaults(micro_batch=1, views=views), Facts(1000))
     resolve(defaults(micro_batch=1, views=2), Facts(1000))
+
+
+def test_pairs_need_two_views() -> None:
+    with pytest.raises(ValueError, match=r"--pairs 1 .*--views is 1; use --views 2"):
+        resolve(defaults(pairs=1, views=1), Facts(1000))
+    assert resolve(defaults(pairs=1, views=2), Facts(1000)).classifier.pairs == 1

@@ -92,6 +92,9 @@ class Classifier:
     smoothing: Chosen[BelowOne] = None
     """alpha: how much of the label they share; 0 turns it off; by default 0, or 0.2 with --hardest or for very many
     images"""
+    pairs: Chosen[NotNegative[float]] = None
+    """weight of a second loss, in which two views of an image find each other among the views of the batch, as in
+    SimCLR; 0, the default, turns it off"""
     classes_per_step: Chosen[Positive[int] | Literal["full"]] = None
     """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
     storage: Storage = "float32"

@@ -108,6 +108,9 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     views = config.augmentation.views or scale.views
     if training.micro_batch is not None and training.micro_batch * views < 2:
         raise ValueError(f"--micro-batch 1 with --views {views}: batch normalization compares at least 2 views")
+    pairs = config.classifier.pairs or 0.0
+    if pairs and views < 2:
+        raise ValueError(f"--pairs {pairs:g} compares views of the same image, and --views is {views}; use --views 2")
     smoothing = config.classifier.smoothing
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
@@ -126,6 +129,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         temperature=config.classifier.temperature or scale.temperature,
         row_norm=config.classifier.row_norm or scale.row_norm,
         row_lr=config.classifier.row_lr or default_row_lr(scale, optimizer, batch_size),
+        pairs=pairs,
         smoothing=smoothing,
         hardest=hardest if smoothing and not sampled else 0,
         views=views,

@@ -250,7 +250,7 @@ class Loop:
         self.heartbeat.step = state.step + 1
         seed = randomness.key_of(training.seed, "step", state.step, self.group.rank)
         torch.manual_seed(seed >> 1)  # for encoders with dropout
-        assert method.smoothing is not None and method.row_lr is not None
+        assert method.smoothing is not None and method.row_lr is not None and method.pairs is not None
         lr = self.plan.lr(state.step)
         result = train_step(
             self.network,
@@ -264,6 +264,7 @@ class Loop:
             row_lr=lr * method.row_lr,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
+            pairs=method.pairs,
             with_num_ahead=self._is_logged(state.step + 1),
             views_at_once=training.micro_batch and training.micro_batch * self.num_views,
             clock=self.clock,

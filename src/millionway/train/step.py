@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from millionway.model.classifier import InstanceClassifier
+from millionway.model.pairs import pair_loss
 from millionway.parallel.group import without_gradient_sync
 from millionway.train.clock import Clock
 
@@ -32,18 +33,21 @@ def train_step(
     row_lr: float,
     momentum: float,
     weight_decay: float,
+    pairs: float = 0.0,
     with_num_ahead: bool = False,
     views_at_once: int | None = None,
     clock: Clock | None = None,
 ) -> StepResult:
     """Tell every view's instance from all others; move encoder, head and rows by SGD.
 
-    The views of an image are rows of the batch with the same class. `hardest` and `alpha` smooth the labels.
+    The views of an image are rows of the batch with the same class. `hardest` and `alpha` smooth the labels. pairs:
+    weight of the second loss, in which these views find each other; the loss that is returned is without it.
     views_at_once: encode that many at a time, twice, to save memory. clock: books the time of each part.
 
     What the ranks tell each other in a step: all_gather of the embeddings with their ids; with smoothing, all_reduce of
     the batch's hardest classes; all_reduce of Z and numerators; reduce_scatter of the embedding gradients; and DDP's
-    all_reduce of the encoder's gradients. Below a temperature of 0.05 one more all_reduce, of the largest logits.
+    all_reduce of the encoder's gradients. Below a temperature of 0.05 one more all_reduce, of the largest logits; with
+    pairs, all_gather and reduce_scatter of the embeddings once more.
     `update` needs none of them: it may run before, beside or after the encoder's backward.
     """
     lap = clock.lap if clock is not None else lambda part: None
@@ -52,7 +56,9 @@ def train_step(
         embeddings = network(views) if len(parts) == 1 else _encode(network, parts)
     embeddings.requires_grad_()
     lap("encoder")
-    loss = classifier(embeddings, instance_ids, hardest, alpha)
+    loss = total = classifier(embeddings, instance_ids, hardest, alpha)
+    if pairs:
+        total = loss + pairs * pair_loss(embeddings, instance_ids, classifier.temperature, classifier.group)
     lap("classifier")
     num_ahead = classifier.num_ahead(embeddings, instance_ids) if with_num_ahead else None
     lap("logging")
@@ -61,7 +67,7 @@ def train_step(
         parameters["lr"] = lr
     optimizer.zero_grad(set_to_none=True)
     # The loss is the mean over all ranks' views; averaging gradients over ranks would divide by their number again.
-    (classifier.group.size * loss).backward()
+    (classifier.group.size * total).backward()
     if len(parts) > 1:
         assert embeddings.grad is not None
         _encode_again(network, parts, embeddings.grad)
