@@ -60,6 +60,14 @@ class Idea:
     """weight of the log-sum-exp over the other embeddings of the batch"""
     fresh_positive: bool = False
     """the other view of the step stands for the rows of its images; the rows learn beside it"""
+    pairs: float = 0.0
+    """weight of SimCLR's loss on the two views, beside that of the rows"""
+    decoupled: bool = False
+    """there the own pair is left out of the sum that it is compared with"""
+    rows: float = 1.0
+    """weight of the rows' loss for the encoder"""
+    negatives: int = 0
+    """compare with as many random rows and the batch's own; 0: with all"""
 
     @property
     def changes(self) -> dict:
@@ -84,8 +92,14 @@ IDEAS = [
     Idea(**MUON, row_rate=1.8),
     Idea(**MUON, batch_negatives=1.0),
     Idea(**MUON, temperature=0.2),
-    Idea(optimizer="muon", lr=0.03, batch=128, row_rate=1.2, dim=64),
-    Idea(**MUON, neighbors=0.3),
+    Idea(**MUON, row_rate=1.8, negatives=128),
+    Idea(**MUON, row_rate=1.8, negatives=1024),
+    Idea(**MUON, epochs=3, views=2, batch=32, pairs=1.0),
+    Idea(optimizer="muon", lr=0.03, batch=128, row_rate=1.2, epochs=16),
+    Idea(method="pairs", epochs=8, views=2, batch=64, optimizer="muon", lr=0.03),
+    Idea(optimizer="muon", lr=0.03, batch=64, row_rate=1.2, epochs=8, views=2, pairs=1.0),
+    Idea(method="pairs", optimizer="muon", lr=0.03, epochs=8, views=2, decoupled=True),
+    Idea(optimizer="muon", lr=0.03, row_rate=1.2, epochs=8, views=2, pairs=1.0, decoupled=True, rows=0.3),
 ]
 
 
@@ -119,6 +133,10 @@ class Rows:
 
     def loss(self, x: Tensor, ids: Tensor) -> Tensor:
         idea, unit = self.idea, F.normalize(self.weight)
+        if idea.negatives:
+            others = torch.randint(len(unit), (idea.negatives,))
+            compared = torch.cat([ids, others[~torch.isin(others, ids)]])
+            return F.cross_entropy(x @ unit[compared].T / idea.temperature, torch.arange(len(ids)))
         if idea.fresh_positive:
             half = len(ids) // 2
             loss = self._fresh(x[:half], x[half:], ids[:half], unit) + self._fresh(x[half:], x[:half], ids[:half], unit)
@@ -158,9 +176,18 @@ class Rows:
         self.weight.grad = None
 
 
-def pairs_loss(x: Tensor, temperature: float) -> Tensor:
-    logits = (x @ x.T / temperature).fill_diagonal_(-torch.inf)
-    return F.cross_entropy(logits, torch.arange(len(x)).roll(len(x) // 2))
+def pairs_loss(x: Tensor, idea: Idea) -> Tensor:
+    logits = (x @ x.T / idea.temperature).fill_diagonal_(-torch.inf)
+    pairs = torch.arange(len(x)).roll(len(x) // 2)
+    if not idea.decoupled:
+        return F.cross_entropy(logits, pairs)
+    others = logits.scatter(1, pairs[:, None], -torch.inf)
+    return (torch.logsumexp(others, 1) - logits.gather(1, pairs[:, None])[:, 0]).mean()
+
+
+def _scaled(x: Tensor, weight: float) -> Tensor:
+    """The same, with its gradient multiplied: the rows themselves learn as usual."""
+    return weight * x + (1 - weight) * x.detach()
 
 
 def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
@@ -187,7 +214,9 @@ def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
         if rows is not None and idea.neighbors and step % per_epoch == 0 and step >= 0.3 * num_steps:
             rows.search()
         x = embed(network, views)
-        loss = pairs_loss(x, idea.temperature) if rows is None else rows.loss(x, ids)
+        loss = pairs_loss(x, idea) if rows is None else rows.loss(_scaled(x, idea.rows), ids)
+        if idea.pairs:
+            loss = loss + idea.pairs * pairs_loss(x, idea)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -221,10 +250,11 @@ def main() -> None:
     parser.add_argument("part", choices=("run", "table"))
     parser.add_argument("--data")
     parser.add_argument("--test-data")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="k n: each n-th idea, from the k-th", dest="turn")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    missing = [idea for idea in IDEAS if not idea.result.exists()] if chosen.part == "run" else []
+    missing = [idea for idea in IDEAS if not idea.result.exists()][chosen.turn[0] :: chosen.turn[1]] if chosen.part == "run" else []
     if missing:
         dataset = open_dataset(chosen.data, max_images=IMAGES)
         split = labeled_split(dataset, open_test(chosen.data, chosen.test_data, None), 0, None)
