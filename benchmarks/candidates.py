@@ -250,11 +250,17 @@ def main() -> None:
     parser.add_argument("part", choices=("run", "table"))
     parser.add_argument("--data")
     parser.add_argument("--test-data")
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="k n: each n-th idea, from the k-th", dest="turn")
+    parser.add_argument(
+        "--part", type=int, nargs=2, default=(0, 1), help="k n: each n-th idea, from the k-th", dest="turn"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    missing = [idea for idea in IDEAS if not idea.result.exists()][chosen.turn[0] :: chosen.turn[1]] if chosen.part == "run" else []
+    missing = (
+        [idea for idea in IDEAS if not idea.result.exists()][chosen.turn[0] :: chosen.turn[1]]
+        if chosen.part == "run"
+        else []
+    )
     if missing:
         dataset = open_dataset(chosen.data, max_images=IMAGES)
         split = labeled_split(dataset, open_test(chosen.data, chosen.test_data, None), 0, None)

@@ -50,13 +50,15 @@ CONTRASTIVE = {"lr": 0.06, "temperature": 0.1, "batch_size": 64, "head": "linear
 CONTRASTIVE |= {"weight_decay": 1e-4, "warmup_epochs": 1}
 ONE_VIEW = {"views": 1, "warmup_epochs": 1}
 MUON = {**ONE_VIEW, "optimizer": "muon", "lr": 0.02, "row_lr": 30.0}
+PAIRS = {"views": 2, "warmup_epochs": 1, "optimizer": "muon", "lr": 0.03, "row_lr": 40.0, "pairs": 3.0}
 
 METHODS: dict[str, Cell] = {
-    "ours": Cell(OURS, MUON),
-    "ours, SGD": Cell(OURS, ONE_VIEW),
+    "ours": Cell(OURS, PAIRS),
+    "ours, one view": Cell(OURS, MUON),
+    "ours, one view, SGD": Cell(OURS, ONE_VIEW),
     "SimCLR": Cell("SimCLR", CONTRASTIVE),
     "MoCo v2": Cell("MoCo v2", CONTRASTIVE),
-    "SimCLR, Muon": Cell("SimCLR", {**CONTRASTIVE, "optimizer": "muon", "lr": 0.02}),
+    "SimCLR, Muon": Cell("SimCLR", {**CONTRASTIVE, "optimizer": "muon", "lr": 0.03}),
     **{name: Cell(name) for name in PEERS if name not in ("SimCLR", "MoCo v2")},
 }
 
