@@ -48,7 +48,7 @@ class Cell:
 # As simclr.py chose them from 13; for MoCo until its own tuning is done.
 CONTRASTIVE = {"lr": 0.06, "temperature": 0.1, "batch_size": 64, "head": "linear"}
 CONTRASTIVE |= {"weight_decay": 1e-4, "warmup_epochs": 1}
-ONE_VIEW = {"views": 1, "warmup_epochs": 1}
+ONE_VIEW = {"views": 1, "warmup_epochs": 1, "optimizer": "sgd", "lr": 0.06, "row_lr": 10.0}
 MUON = {**ONE_VIEW, "optimizer": "muon", "lr": 0.02, "row_lr": 30.0}
 PAIRS = {"views": 2, "warmup_epochs": 1, "optimizer": "muon", "lr": 0.03, "row_lr": 40.0, "pairs": 3.0}
 

@@ -167,7 +167,7 @@ def run(job: Job, chosen: argparse.Namespace) -> None:
     few = labeled_split(dataset, test, 0, 5000) if chosen.part == "run" else None
     assert split is not None
     values = asdict(job.values)
-    settings = {"data": chosen.data, "seed": job.seed, "epochs": job.epochs, **values}
+    settings = {"data": chosen.data, "seed": job.seed, "epochs": job.epochs, **tuning.SGD, **values}
     result = train(with_settings(preset(PRESET), **settings), dataset, split, few, job.values.temperature)
     about = {"seed": job.seed, **values, "environment": json.loads(describe_environment(CPU))}
     write_whole(job.result, json.dumps({**result, **about}, indent=1) + "\n")

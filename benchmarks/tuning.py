@@ -21,6 +21,7 @@ from millionway.studies.grids import cell
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "benchmarks" / "results" / "tuning"
 IMAGES, BATCH_SIZE = 10_000, 256
+SGD = {"optimizer": "sgd", "pairs": 0.0, "head": "linear"}
 BASE = {"lr": 0.06, "temperature": 0.15, "row_norm": 1.0, "row_lr": 1.0, "prior": "batch-bn"}
 CHANGES: list[dict] = [
     {},
@@ -73,7 +74,7 @@ def job(changes: dict, epochs: int, seed: int) -> Job:
 def common(data: str, test_data: str | None) -> dict:
     """Settings of all runs."""
     some = {"max_images": IMAGES, "eval_images": 5000}
-    return {"preset": "cifar10-small", "batch_size": BATCH_SIZE, "data": data, "test_data": test_data, **some}
+    return {"preset": "cifar10-small", **SGD, "batch_size": BATCH_SIZE, "data": data, "test_data": test_data, **some}
 
 
 def table(jobs: list[Job]) -> str:

@@ -59,14 +59,16 @@ def test_what_is_left_open_is_chosen() -> None:
         "encoder": "narrow-resnet",
         "image_size": 64,
         "batch_size": 64,
-        "lr": 0.06,
+        "optimizer": "muon",
+        "lr": 0.03,
         "head": "linear",
         "temperature": 0.1,
         "row_norm": 1.0,
-        "row_lr": 10.0,
+        "row_lr": 40.0,
         "smoothing": 0.0,
         "hardest": 0,
-        "views": 1,
+        "views": 2,
+        "pairs": 3.0,
         "warmup_epochs": 10,
         "threads": 4,
         "eval_every": 10,
@@ -90,10 +92,10 @@ def test_rates_follow_the_batch() -> None:
         found = flat(resolve(defaults(**settings), Facts(num)))
         return found["lr"], found["row_lr"]
 
-    assert rates() == (0.06, 10.0) and rates(batch_size=256) == (0.06, 40.0)
-    assert rates(batch_size=512) == (0.12, 80.0) and rates(batch_size=16) == (0.03, 2.5)
-    lr, row_lr = rates(optimizer="muon")
-    assert lr == 0.02 and lr * row_lr == pytest.approx(0.6)  # rows take SGD, whatever the encoder takes
+    sgd = {"optimizer": "sgd"}
+    assert rates(**sgd) == (0.06, 10.0) and rates(batch_size=256, **sgd) == (0.06, 40.0)
+    assert rates(batch_size=512, **sgd) == (0.12, 80.0) and rates(batch_size=16, **sgd) == (0.03, 2.5)
+    assert rates() == (0.03, 40.0) and rates(batch_size=128) == (0.03, 80.0)  # a step of Muon has its own length
     assert rates(1_000_000) == (0.03, 1.0)
 
 
@@ -101,7 +103,14 @@ def test_rates_follow_the_batch() -> None:
 def test_very_many_images_take_the_papers_values(num: int) -> None:
     chosen = flat(resolve(defaults(batch_size=4096), Facts(num, has_gpu=True)))
     expected = {"head": "mlp", "temperature": 0.15, "smoothing": 0.2, "hardest": 100, "views": 2, "lr": 0.48}
-    expected |= {"row_lr": 1.0, "row_norm": "prior", "encoder": "torchvision/resnet50", "image_size": 224}
+    expected |= {
+        "optimizer": "sgd",
+        "pairs": 0.0,
+        "row_lr": 1.0,
+        "row_norm": "prior",
+        "encoder": "torchvision/resnet50",
+        "image_size": 224,
+    }
     assert {name: chosen[name] for name in expected} == expected
 
 
@@ -181,10 +190,9 @@ def test_values_that_cannot_be_normalized(settings: dict, message: str) -> None:
         check(defaults(**settings))
 
 
-@pytest.mark.parametrize("views", [1, None])
-def test_batch_normalization_compares_views(views: int | None) -> None:
+def test_batch_normalization_compares_views() -> None:
     with pytest.raises(ValueError, match=r"--micro-batch 1 with --views 1: .*at least 2 views"):
-        resolve(defaults(micro_batch=1, views=views), Facts(1000))
+        resolve(defaults(micro_batch=1, views=1), Facts(1000))
     resolve(defaults(micro_batch=1, views=2), Facts(1000))
 
 
@@ -192,3 +200,4 @@ def test_pairs_need_two_views() -> None:
     with pytest.raises(ValueError, match=r"--pairs 1 .*--views is 1; use --views 2"):
         resolve(defaults(pairs=1, views=1), Facts(1000))
     assert resolve(defaults(pairs=1, views=2), Facts(1000)).classifier.pairs == 1
+    assert resolve(defaults(views=1), Facts(1000)).classifier.pairs == 0

@@ -42,10 +42,11 @@ class Training:
     batch_size: Chosen[Positive[int]] = None
     """images per step over all processes; by default 64 (512 with a GPU), 256 for very many images, or an eighth of
     the images"""
-    optimizer: Literal["sgd", "muon"] = "sgd"
-    """of encoder and head: SGD as in the paper, or Muon, which learns more per view; rows take SGD with both"""
+    optimizer: Chosen[Literal["sgd", "muon"]] = None
+    """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images;
+    rows take SGD with both"""
     lr: Chosen[Positive[float]] = None
-    """peak learning rate; by default 0.06, with muon 0.02; for very many images the paper's 0.48 x batch / 4096"""
+    """peak learning rate; by default 0.03, with sgd 0.06; for very many images the paper's 0.48 x batch / 4096"""
     warmup_epochs: Chosen[NotNegative[int]] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     extended_from: Chosen[str] = None
@@ -85,7 +86,7 @@ class Classifier:
     """length of the first rows, or as the prior gives them (random: as batch-bn would); by default 1, or prior for very
     many images"""
     row_lr: Chosen[Positive[float]] = None
-    """learning rate of the rows as a multiple of the encoder's; by default 10 x batch / 64, with muon three times that,
+    """learning rate of the rows as a multiple of the encoder's; by default 40 x batch / 64, a quarter of that with sgd,
     or 1 for very many images"""
     hardest: Chosen[NotNegative[int]] = None
     """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
@@ -94,7 +95,7 @@ class Classifier:
     images"""
     pairs: Chosen[NotNegative[float]] = None
     """weight of a second loss, in which two views of an image find each other among the views of the batch, as in
-    SimCLR; 0, the default, turns it off"""
+    SimCLR; 0 turns it off; by default 3, or 0 with one view or for very many images"""
     classes_per_step: Chosen[Positive[int] | Literal["full"]] = None
     """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
     storage: Storage = "float32"
@@ -123,8 +124,8 @@ class Augmentation:
     """probability of losing all color"""
     blur: Share = 0.5
     """probability of a Gaussian blur"""
-    views: Chosen[Positive[int]] = None
-    """random views of an image per step; by default 1, or 2 for very many images"""
+    views: Positive[int] = 2
+    """random views of an image per step"""
 
     @property
     def of_a_view(self) -> dict[str, float]:

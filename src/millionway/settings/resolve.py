@@ -16,8 +16,9 @@ STEPS_PER_EPOCH = 8
 """at least so many, also for few images"""
 PAPER_LR, PAPER_BATCH_SIZE = 0.48, 4096
 SMALL_LR, SMALL_LR_BATCHES = 0.06, (32, 256)  # as good with batches of 32, 64 and 256
-MUON_LR = 0.02
-ROW_LR_PER_IMAGE = 10 / 64  # the loss is a mean over the batch: in a smaller one an image pulls its row harder
+MUON_LR = 0.03
+ROW_RATE = {"sgd": 0.6 / 64, "muon": 1.2 / 64}
+"""per image of a batch: the loss is a mean over it, so in a smaller one an image pulls its row harder"""
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
 PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"
 
@@ -44,15 +45,16 @@ class Scale:
     """What depends on the number of images alone."""
 
     batch_size: int
-    views: int
+    optimizer: Literal["sgd", "muon"]
+    pairs: float
     head: Literal["mlp", "linear"]
     temperature: float
     smoothing: float
     row_norm: float | Literal["prior"]
 
 
-PAPER = Scale(batch_size=256, views=2, head="mlp", temperature=0.15, smoothing=0.2, row_norm="prior")
-SMALL = Scale(batch_size=64, views=1, head="linear", temperature=0.1, smoothing=0.0, row_norm=1.0)
+PAPER = Scale(256, "sgd", pairs=0.0, head="mlp", temperature=0.15, smoothing=0.2, row_norm="prior")
+SMALL = Scale(64, "muon", pairs=3.0, head="linear", temperature=0.1, smoothing=0.0, row_norm=1.0)
 
 
 def scale_of(num_images: int) -> Scale:
@@ -70,10 +72,10 @@ def default_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
 
 
 def default_row_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
-    """As a multiple of the encoder's; rows take SGD, so with Muon it makes up for the smaller rate."""
+    """As a multiple of the encoder's; rows take SGD with both."""
     if scale is PAPER:
         return 1.0
-    return ROW_LR_PER_IMAGE * batch_size * (SMALL_LR / MUON_LR if optimizer == "muon" else 1)
+    return ROW_RATE[optimizer] * batch_size / (MUON_LR if optimizer == "muon" else SMALL_LR)
 
 
 def num_warmup_epochs(epochs: int) -> int:
@@ -105,21 +107,24 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         raise ValueError(f"--hardest {hardest} must be smaller than the number of images, {num_images}")
     if hardest is None:
         hardest = num_hardest(num_images)
-    views = config.augmentation.views or scale.views
+    views = config.augmentation.views
     if training.micro_batch is not None and training.micro_batch * views < 2:
         raise ValueError(f"--micro-batch 1 with --views {views}: batch normalization compares at least 2 views")
-    pairs = config.classifier.pairs or 0.0
+    pairs = config.classifier.pairs
+    if pairs is None:
+        pairs = scale.pairs if views > 1 else 0.0
     if pairs and views < 2:
         raise ValueError(f"--pairs {pairs:g} compares views of the same image, and --views is {views}; use --views 2")
     smoothing = config.classifier.smoothing
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
-    warmup, optimizer = training.warmup_epochs, training.optimizer
+    warmup, optimizer = training.warmup_epochs, training.optimizer or scale.optimizer
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
     return with_settings(
         config,
         batch_size=batch_size,
+        optimizer=optimizer,
         lr=training.lr or default_lr(scale, optimizer, batch_size),
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
@@ -132,7 +137,6 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         pairs=pairs,
         smoothing=smoothing,
         hardest=hardest if smoothing and not sampled else 0,
-        views=views,
         threads=config.running.threads or facts.num_cores,
         eval_every=config.running.eval_every or max(1, math.ceil(training.epochs / 10)),
     )

@@ -233,7 +233,6 @@ class Loop:
 
     @property
     def num_views(self) -> int:
-        assert self.config.augmentation.views is not None
         return self.config.augmentation.views
 
     def _view_keys(self, step: int) -> list[int]:

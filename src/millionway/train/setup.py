@@ -113,6 +113,7 @@ def build(
         classifier.store.path.unlink(missing_ok=True)  # it is read once, and gone when it is closed
     if num_instances is None:
         classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
+    assert config.training.optimizer is not None
     kind = {"sgd": torch.optim.SGD, "muon": Muon}[config.training.optimizer]
     optimizer = kind(
         network.parameters(),

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from millionway.model.classifier import InstanceClassifier
-from millionway.model.pairs import pair_loss
+from millionway.model.pair_loss import pair_loss
 from millionway.parallel.group import without_gradient_sync
 from millionway.train.clock import Clock
 

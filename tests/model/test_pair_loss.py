@@ -1,7 +1,7 @@
 import torch
 import torch.nn.functional as F
 
-from millionway.model.pairs import pair_loss
+from millionway.model.pair_loss import pair_loss
 
 
 def test_two_views_are_simclrs_loss() -> None:
