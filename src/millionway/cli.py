@@ -146,6 +146,14 @@ def plan(args: list[str]) -> None:
         how = "measured on fewer rows" if chosen.calibrate else "estimated"
         table.add_row(f"seconds an epoch, hardest classes ({how})", f"{search:.1f}", "")
     out.print(table)
+    work = answers["hybrid"].work
+    if work is not None:
+        from millionway.train.limits import in_words
+
+        table = Table("the classifier in a step", "at least", "limit", title="by published peaks, on each device")
+        for line in in_words(work, answers["hybrid"].bounds):
+            table.add_row(*line)
+        out.print(table)
 
 
 def _gigabytes(num_bytes: int | None) -> str:

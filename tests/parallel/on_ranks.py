@@ -1,6 +1,7 @@
 """Run by torchrun, on every rank: each check compares the ranks' common work with a slow twin in one process."""
 
 import sys
+import time
 import traceback
 from collections import Counter
 from contextlib import contextmanager
@@ -234,6 +235,45 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
         assert torch.allclose(one_state[name].double(), state[name].double(), rtol=1e-8, atol=1e-10), name
 
 
+def rows_move_while_gradients_travel(group: Group) -> None:
+    """One rank's backward is held up until another one has moved its rows: that one cannot have the gradients yet."""
+    folder, ids = Path(sys.argv[1]), torch.arange(4)
+    for early, views_at_once in ((0, None), (1, None), (0, 2)):
+        said, events = folder / f"rows_of_{early}_{views_at_once}", []
+        network = small_network().float()
+        classifier = InstanceClassifier(40, 8, group=group)
+        parallel = group.data_parallel(network)
+        optimizer = torch.optim.SGD(network.parameters(), 0.1)
+        hold = next(module for module in network.modules() if isinstance(module, torch.nn.Conv2d))
+
+        def moved(update=classifier.update, said=said, events=events, early=early):
+            def call(*arguments: float) -> None:
+                update(*arguments)
+                events.append("rows")
+                if group.rank == early:
+                    said.touch()
+
+            return call
+
+        def held(*_: object, said=said) -> None:
+            deadline = time.monotonic() + 50
+            while not said.exists():
+                assert time.monotonic() < deadline, "the other rank waits for gradients before it moves its rows"
+                time.sleep(0.01)
+
+        classifier.update = moved()
+        if group.rank != early:
+            hold.register_full_backward_hook(held)
+        optimizer.register_step_pre_hook(lambda *_, events=events: events.append("encoder"))
+        options = {"alpha": 0.0, "lr": 0.1, "row_lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+        images = torch.randn(4, 3, 10, 10, generator=torch.Generator().manual_seed(group.rank))
+        train_step(parallel, classifier, optimizer, images, ids, None, views_at_once=views_at_once, **options)
+        assert events == ["rows", "encoder"], events
+        gradients = torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None])
+        everybody = collectives.all_gather(group, gradients).view(group.size, -1)
+        assert torch.equal(everybody[0], everybody[1])
+
+
 def running_statistics_are_shared_in_the_priors_pass(group: Group) -> None:
     """Without synchronized BN: a checkpoint in mid-pass, which averages them, changes nothing."""
     g = torch.Generator().manual_seed(4)
@@ -272,6 +312,7 @@ CHECKS = [
     numbers_of_all_rows,
     bad_input_is_refused_by_all,
     steps_do_not_depend_on_the_ranks,
+    rows_move_while_gradients_travel,
     running_statistics_are_shared_in_the_priors_pass,
     shards_are_whole,
 ]

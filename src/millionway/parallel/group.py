@@ -2,7 +2,8 @@
 
 import inspect
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -52,7 +53,7 @@ class Group:
             return network
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
-        return DistributedDataParallel(network, **{name: False})  # pyright: ignore[reportArgumentType]
+        return _DataParallel(network, **{name: False})
 
     def own_part(self, batch: Tensor) -> Tensor:
         """This rank's part of a batch, which all ranks have whole."""
@@ -62,6 +63,40 @@ class Group:
     def is_first(self) -> bool:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
+
+
+class _DataParallel(DistributedDataParallel):
+    """Does some other work while the last gradients are on their way."""
+
+    def __init__(self, network: nn.Module, **options: bool) -> None:
+        super().__init__(network, **options)  # pyright: ignore[reportArgumentType]
+        self.meanwhile: list[Callable[[], None]] = []
+        self.register_comm_hook(None, self._send)
+
+    def _send(self, _: None, bucket: Any) -> torch.futures.Future[Tensor]:
+        """The mean over the ranks of a bucket of gradients, as without a hook; gloo's threads, or NCCL's stream, carry
+        it."""
+        gradients = bucket.buffer().mul_(1 / dist.get_world_size())
+        work = dist.all_reduce(gradients, async_op=True)
+        assert work is not None
+        arrived = work.get_future().then(lambda sums: sums.value()[0])
+        while bucket.is_last() and self.meanwhile:
+            self.meanwhile.pop()()
+        return arrived
+
+
+@contextmanager
+def while_gradients_travel(network: nn.Module, work: Callable[[], None]) -> Iterator[None]:
+    """Within it a backward through the network does the work too: as soon as all gradients are on their way to the
+    other ranks, in the thread that would wait for them. At the end, if there was no such moment."""
+    meanwhile = network.meanwhile if isinstance(network, _DataParallel) else []
+    meanwhile.append(work)
+    try:
+        yield
+        while meanwhile:
+            meanwhile.pop()()
+    finally:
+        meanwhile.clear()
 
 
 def without_gradient_sync(network: nn.Module) -> AbstractContextManager[None]:

@@ -39,3 +39,5 @@ class Plan:
     """what kind of device"""
     calibrate: bool = False
     """measure the seconds of a step on the present device"""
+    limits: bool = False
+    """also say what bounds a step of the classifier on V100, A100 and H100, by their published peaks"""

@@ -19,12 +19,14 @@ from millionway.parallel.layout import local_range
 from millionway.settings.plan import Plan
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 from millionway.settings.resolve import choose_stem
+from millionway.train import limits
 
 FLOAT = 4
 TFLOPS = {"cuda": 10.0, "mps": 2.0, "cpu": 0.05}
 """float32 products, a cautious guess for the search where nothing is measured"""
 PASSING = ("activations", "views")
 """of the encoder's memory: only during a step"""
+ENCODER_GRADIENTS = "encoder gradients (DDP)"
 
 
 @dataclass
@@ -39,6 +41,10 @@ class Answer:
     """of a step, if measured"""
     hardest_seconds: float | None = None
     """of the search for the hardest classes, once per epoch: measured, or estimated from its products"""
+    work: limits.Work | None = None
+    """of the classifier in a step, if asked for"""
+    bounds: list[limits.Bound] = field(default_factory=list)
+    """by kind of GPU"""
 
     @property
     def total(self) -> int:
@@ -69,6 +75,10 @@ def plan(question: Plan) -> dict[str, Answer]:
         answers["hybrid"].seconds = _measure(question)
         if hardest:
             answers["hybrid"].hardest_seconds = _measure_hardest(question)
+    if question.limits:
+        words = sum(sent for what, sent in answers["hybrid"].communication.items() if what != ENCODER_GRADIENTS)
+        answers["hybrid"].work = work = limits.work_of(question, words)
+        answers["hybrid"].bounds = list(limits.bounds(work, question.devices))
     return answers
 
 
@@ -188,7 +198,7 @@ def _hybrid_words(question: Plan, network: dict[str, int]) -> dict[str, int]:
         "hardest classes (all_reduce)": 2 * _around(devices, batch * question.hardest * FLOAT),
         "Z and numerators (all_reduce)": 2 * _around(devices, 2 * batch * FLOAT),
         "embedding gradients (reduce_scatter)": _around(devices, batch * question.dim * FLOAT),
-        "encoder gradients (DDP)": 2 * _around(devices, gradients),
+        ENCODER_GRADIENTS: 2 * _around(devices, gradients),
     }
 
 
@@ -196,7 +206,7 @@ def _replicated_words(question: Plan, network: dict[str, int]) -> dict[str, int]
     gradients = network["encoder: weights, gradients, momentum"] // 3
     rows = question.instances * question.dim * FLOAT
     return {
-        "encoder gradients (DDP)": 2 * _around(question.devices, gradients),
+        ENCODER_GRADIENTS: 2 * _around(question.devices, gradients),
         "rows' gradients (DDP)": 2 * _around(question.devices, rows),
     }
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.pair_loss import pair_loss
-from millionway.parallel.group import without_gradient_sync
+from millionway.parallel.group import while_gradients_travel, without_gradient_sync
 from millionway.train.clock import Clock
 
 
@@ -48,7 +48,7 @@ def train_step(
     the batch's hardest classes; all_reduce of Z and numerators; reduce_scatter of the embedding gradients; and DDP's
     all_reduce of the encoder's gradients. Below a temperature of 0.05 one more all_reduce, of the largest logits; with
     pairs, all_gather and reduce_scatter of the embeddings once more.
-    `update` needs none of them: it may run before, beside or after the encoder's backward.
+    `update` needs none of them: rows move while the encoder's gradients travel.
     """
     lap = clock.lap if clock is not None else lambda part: None
     parts = views.split(views_at_once or len(views))
@@ -66,15 +66,20 @@ def train_step(
     for parameters in optimizer.param_groups:
         parameters["lr"] = lr
     optimizer.zero_grad(set_to_none=True)
-    # The loss is the mean over all ranks' views; averaging gradients over ranks would divide by their number again.
-    (classifier.group.size * total).backward()
-    if len(parts) > 1:
-        assert embeddings.grad is not None
-        _encode_again(network, parts, embeddings.grad)
+
+    def move_rows() -> None:
+        lap("encoder")
+        classifier.update(row_lr, momentum, weight_decay)
+        lap("classifier")
+
+    with while_gradients_travel(network, move_rows):
+        # The loss is the mean over all ranks' views; averaging gradients over ranks would divide by their number again.
+        (classifier.group.size * total).backward()
+        if len(parts) > 1:
+            assert embeddings.grad is not None
+            _encode_again(network, parts, embeddings.grad)
     optimizer.step()
     lap("encoder")
-    classifier.update(row_lr, momentum, weight_decay)
-    lap("classifier")
     return StepResult(loss.detach(), num_ahead)
 
 
