@@ -244,7 +244,7 @@ def rows_move_while_gradients_travel(group: Group) -> None:
         classifier = InstanceClassifier(40, 8, group=group)
         parallel = group.data_parallel(network)
         optimizer = torch.optim.SGD(network.parameters(), 0.1)
-        hold = next(module for module in network.modules() if isinstance(module, torch.nn.Conv2d))
+        hold = next(module for module in network.modules() if isinstance(module, torch.nn.Linear))
 
         def moved(update=classifier.update, said=said, events=events, early=early):
             def call(*arguments: float) -> None:

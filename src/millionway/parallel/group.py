@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -73,7 +74,7 @@ class _DataParallel(DistributedDataParallel):
         self.meanwhile: list[Callable[[], None]] = []
         self.register_comm_hook(None, self._send)
 
-    def _send(self, _: None, bucket: Any) -> torch.futures.Future[Tensor]:
+    def _send(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The mean over the ranks of a bucket of gradients, as without a hook; gloo's threads, or NCCL's stream, carry
         it."""
         gradients = bucket.buffer().mul_(1 / dist.get_world_size())
