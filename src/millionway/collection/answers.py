@@ -161,7 +161,7 @@ def duplicates(collection: "Collection", threshold: float | None, keep: Keep) ->
     merged = np.flatnonzero(manifest.copies)
     ids = np.concatenate([collection.ids, merged])
     hashes = manifest.column("content_hash")[ids].astype(str)
-    groups = twice.groups(torch.cat([pairs.places, twice.same_bytes(hashes)]), len(ids))
+    groups = twice.groups(pairs.places, hashes)
     kept = twice.kept_of(groups, manifest, ids, keep)
     paths = paths_of(collection.dataset.source, ids)
     nearest = twice.best_pair(pairs, hashes, len(ids))
@@ -195,7 +195,7 @@ def leaks(collection: "Collection", other: "Collection", threshold: float | None
     cosines = torch.cat([torch.ones(num_same), cosines])
     likeness = verify(collection.looks, other.looks, pairs, collection.progress)
     likeness[:num_same] = 1.0
-    good = (likeness >= twice.LIKENESS).nonzero()[:, 0]
+    good = (likeness >= collection.least_likeness).nonzero()[:, 0]
     order = good[torch.argsort(likeness[good], descending=True, stable=True)]
     lines, seen = [], set()
     for place in order.tolist():

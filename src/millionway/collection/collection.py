@@ -155,12 +155,17 @@ class Collection:
             threshold = twice.default_threshold(self.near)
             log.info("candidates are pairs with a cosine of at least %.3f, from the data's own nearest ones", threshold)
         found = twice.find_pairs(self.near, self.looks, self.hashes, threshold, self.progress)
-        return found.where(found.likeness >= twice.LIKENESS), threshold
+        return found.where(found.likeness >= self.least_likeness), threshold
+
+    @cached_property
+    def least_likeness(self) -> float:
+        """Of the pixels of two copies."""
+        return twice.least_likeness(self.near, self.looks)
 
     @cached_property
     def groups(self) -> np.ndarray:
         """[images] by the default threshold; -1 for an image that is there once."""
-        return twice.groups(self.pairs()[0].places, len(self.ids))
+        return twice.groups(self.pairs()[0].places, self.hashes)
 
     # --- what a person asks -------------------------------------------------------------------------------------------
 

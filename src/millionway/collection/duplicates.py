@@ -3,9 +3,11 @@
 1. Copies: images whose files have the same content.
 2. Candidates: pairs of neighbors whose cosine reaches a threshold. It comes from the data: what the nearest cosines of
    most images reach, since pixels decide in the end.
-3. Verified on pixels at small scale, so that two photos of one object are not called copies.
+3. Verified on pixels at small scale, so that two photos of one object are not called copies. Where all images are
+   nearly alike, such as digits of a few pixels, a copy must be more alike than those are.
 
-Pairs make groups; of each group one image is kept. Nothing is ever deleted.
+Pairs make groups: an image and all that are alike to it, so that a chain of small differences is not one group. Of each
+group one image is kept. Nothing is ever deleted.
 """
 
 from dataclasses import dataclass
@@ -13,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from millionway import randomness
 from millionway.collection.looks import Looks
 from millionway.collection.neighbors import Neighbors
 from millionway.collection.pairs import verify
@@ -24,7 +27,11 @@ from millionway.data.manifest import Manifest
 from millionway.data.readers import Progress
 from millionway.settings.collection import Keep
 
-LIKENESS = 0.95  # of the pixels of a copy
+LIKENESS = 0.97  # of the pixels of a copy
+MOST_ASKED = 0.995  # however much alike all images are
+ALIKE = 0.99  # quantile of the likeness of images that are no copies
+NEARER = 4  # times: how much less a copy differs than those
+SAMPLE, FEWEST = 1000, 100  # images that say how alike those are
 QUANTILE = 0.25  # of the nearest cosines, where no threshold is given
 
 
@@ -80,16 +87,45 @@ def same_bytes(hashes: np.ndarray) -> Int[Tensor, "pairs 2"]:
     return torch.from_numpy(np.stack([order[:-1][same], order[1:][same]], axis=1).astype(np.int64))
 
 
-def groups(pairs: Int[Tensor, "pairs 2"], num_images: int) -> Int[np.ndarray, " images"]:
-    """[images] the number of its group, in the order of their first images; -1 for an image that is there once."""
-    one, other = pairs.numpy().T
-    graph = coo_array((np.ones(len(one), np.int8), (one, other)), (num_images, num_images))
-    part = connected_components(graph, directed=False)[1]
-    number, found = np.full(num_images, -1, np.int32), {}
-    several = np.flatnonzero(np.bincount(part, minlength=1)[part] > 1)
+def least_likeness(near: Neighbors, looks: Looks) -> float:
+    """From which on two images are copies. Few have so many that the last of an image's neighbors is one too."""
+    num = len(near.places)
+    if num < FEWEST:
+        return LIKENESS
+    some = torch.randperm(num, generator=randomness.generator(0, "likeness"))[:SAMPLE]
+    others = verify(looks, looks, torch.stack([some, near.places[some, -1].long().cpu()], dim=1))
+    return min(MOST_ASKED, max(LIKENESS, 1 - (1 - float(np.quantile(others.numpy(), ALIKE))) / NEARER))
+
+
+def groups(pairs: Int[Tensor, "pairs 2"], hashes: np.ndarray) -> Int[np.ndarray, " images"]:
+    """[images] the number of its group, in the order of their first images; -1 for an image that is there once.
+
+    Images with the same content are one picture. The picture with the most others alike to it makes a group with them,
+    then the next of those that are left.
+    """
+    num = len(hashes)
+    picture = connected_components(_graph(same_bytes(hashes).numpy(), num), directed=False)[1]
+    graph = _graph(picture[pairs.numpy()], num)
+    alike = np.diff(graph.indptr)
+    group = np.full(num, -1, np.int64)  # of pictures
+    for center in np.argsort(-alike, kind="stable")[: np.count_nonzero(alike)].tolist():
+        if group[center] < 0:
+            others = graph.indices[graph.indptr[center] : graph.indptr[center + 1]]
+            free = others[group[others] < 0]
+            group[free] = center
+            group[center] = center
+    group = np.where(group < 0, np.arange(num), group)[picture]
+    several = np.flatnonzero(np.bincount(group, minlength=num)[group] > 1)
+    number, found = np.full(num, -1, np.int32), {}
     for image in several.tolist():
-        number[image] = found.setdefault(int(part[image]), len(found))
+        number[image] = found.setdefault(int(group[image]), len(found))
     return number
+
+
+def _graph(edges: Int[np.ndarray, "edges 2"], num: int) -> csr_array:
+    one, other = edges[edges[:, 0] != edges[:, 1]].T
+    graph = coo_array((np.ones(len(one), bool), (one, other)), (num, num)).tocsr()
+    return csr_array(graph + graph.T)
 
 
 def kept_of(group: Int[np.ndarray, " images"], manifest: Manifest, ids: np.ndarray, keep: Keep) -> np.ndarray:

@@ -22,6 +22,9 @@ from millionway.model import threads
 COMPANY = 0.02  # share of the images that counts as a group of its own
 WITNESSES = 4096
 BLOCK = 1024
+STEPS = 12  # of a walk to neighbors
+USUAL = 10  # the neighbor whose distance is what is near for an image
+PROBES, PROBES_AT_ONCE = 128, 32
 FAR = 3.5  # robust standard deviations beyond which a reason is named
 UNIFORM = 0.02  # standard deviation of brightness, of 1
 
@@ -51,17 +54,32 @@ def strangeness(unit: Float[Tensor, "images dim"], seed: int = 0) -> Float[Tenso
     return torch.cat(threads.on_each(of, unit.split(BLOCK), unit.device))
 
 
-def reach(near: Neighbors) -> Float[np.ndarray, " images"]:
-    """[images] how many images a walk of two steps to neighbors comes to: 1 / sum of squared probabilities."""
+def reach(near: Neighbors, seed: int = 0) -> Float[np.ndarray, " images"]:
+    """[images] how many images a walk from neighbor to neighbor comes to: 1 / sum of squared probabilities.
+
+    That sum is estimated: the walk's probabilities times random signs have it as their mean square. A step to a
+    neighbor is the likelier the nearer it is, in units of what is near for both of the two.
+    """
     num, k = near.places.shape
     if k == 0 or bool(near.cosines.min() > 1 - 1e-6):  # none, or any could be the nearest
         return np.ones(num)
+    places = near.places.cpu().numpy()
+    distance = np.maximum(1 - near.cosines.cpu().numpy().astype(np.float64), 1e-9)
+    scale = distance[:, min(USUAL, k) - 1]
+    scale = np.maximum(scale, np.median(scale) / 4)  # copies of one picture are near to others all the same
+    likely = np.exp(-2 * distance / np.sqrt(scale[:, None] * scale[places]))
     start = np.repeat(np.arange(num), k)
-    steps = csr_matrix((np.ones(num * k, np.float32), (start, near.places.cpu().numpy().ravel())), (num, num))
+    steps = csr_matrix((likely.ravel(), (start, places.ravel())), (num, num))
     steps = csr_matrix(steps + steps.T)
-    steps = csr_matrix(diags(1 / np.asarray(steps.sum(axis=1)).ravel()) @ steps)
-    squares = [(steps[first : first + BLOCK] @ steps).power(2).sum(axis=1) for first in range(0, num, BLOCK)]
-    return 1 / np.concatenate([np.asarray(each).ravel() for each in squares])
+    steps = csr_matrix(diags(1 / np.asarray(steps.sum(axis=1)).ravel()) @ steps, dtype=np.float32)
+    total = np.zeros(num)
+    for part in range(PROBES // PROBES_AT_ONCE):
+        draw = randomness.generator(seed, "walks", part)
+        signs = torch.randint(2, (num, PROBES_AT_ONCE), generator=draw).float().numpy() * 2 - 1
+        for _ in range(STEPS):
+            signs = steps @ signs
+        total += np.square(signs).sum(axis=1)
+    return PROBES / np.maximum(total, 1e-12)
 
 
 def outliers(

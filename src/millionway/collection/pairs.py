@@ -1,7 +1,9 @@
 """Are two images copies of each other? Decided on pixels at small scale, with the better of several alignments.
 
 An image is compared with windows of the other one (a copy may be cropped) and with their mirror images, by the
-correlation of their pixels: brightness and contrast do not count. Two photos of one object do not correlate.
+correlation of their pixels: brightness and contrast do not count. Before that both are blurred, since a copy may be
+(it was small once, or compressed), and lose the slow change over the picture that two skies or two seas have in common.
+Two photos of one object do not correlate.
 """
 
 import functools
@@ -16,9 +18,10 @@ from millionway.data.readers import Progress
 SIDE = 16
 WINDOWS = ((1.0, 1), (0.95, 3), (0.9, 4), (0.85, 4))  # share of a side, and at how many places along it
 FLAT = 0.01  # standard deviation of a picture without content, of 1
+LEAST = 1e-3  # length of what is compared
 MAX_GAIN = 1.6  # a copy may be brighter by this factor
 MAX_TINT = 0.15  # by which share its mean color may differ after that
-PROMISING, CERTAIN = 0.4, 0.99  # of the whole images; in between, windows are tried
+PROMISING, CERTAIN = 0.3, 0.99  # of the whole images; in between, windows are tried
 PAIRS_AT_ONCE = 2048
 
 
@@ -31,8 +34,23 @@ def cuts(side: int) -> list[Float[Tensor, "steps small side"]]:
         middles = (torch.arange(2 * SIDE) + 0.5) / (2 * SIDE)  # two points a pixel, so that none is passed over
         at = ((offsets + share * middles) * side - 0.5).clamp(0, side - 1)  # [steps, points]
         weights = (1 - (at[..., None] - torch.arange(side)).abs()).clamp_min(0)  # of the two pixels beside each point
-        found.append(weights.unflatten(1, (SIDE, 2)).mean(dim=2))
+        found.append(_blur() @ weights.unflatten(1, (SIDE, 2)).mean(dim=2))
     return found
+
+
+def _blur() -> Float[Tensor, "small small"]:
+    """A quarter, a half and a quarter of the pixels along a side; the border is repeated."""
+    itself, at = torch.eye(SIDE), torch.arange(SIDE)
+    return itself / 2 + (itself[(at - 1).clamp_min(0)] + itself[(at + 1).clamp_max(SIDE - 1)]) / 4
+
+
+@functools.cache
+def slow_change() -> Float[Tensor, "pixels 6"]:
+    """Orthonormal: what a polynomial of degree two over the picture can be."""
+    at = (torch.arange(SIDE) + 0.5) / SIDE * 2 - 1
+    y, x = torch.meshgrid(at, at, indexing="ij")
+    powers = [x**i * y**j for i in range(3) for j in range(3 - i)]
+    return torch.linalg.qr(torch.stack(powers, dim=2).flatten(0, 1)).Q
 
 
 def windows(images: Float[Tensor, "images side side"]) -> Float[Tensor, "images windows pixels"]:
@@ -59,13 +77,13 @@ def likeness(
 
 def _correlation(windows: Tensor, whole: Tensor) -> Tensor:
     """[pairs] the best correlation of a whole image, or of its mirror image, with a window of the other."""
-    mirrored = whole.unflatten(1, (SIDE, SIDE)).flip(-1).flatten(1)
-    wanted = torch.stack([whole, mirrored], dim=2)  # [pairs, pixels, 2]
-    wanted = wanted - wanted.mean(dim=1, keepdim=True)
-    wanted = wanted / wanted.norm(dim=1, keepdim=True).clamp_min(1e-6)
-    # What is wanted has mean 0, so the windows need not.
-    variance = windows.square().mean(dim=2) - windows.mean(dim=2).square()
-    lengths = (variance * windows.shape[2]).clamp_min(1e-6).sqrt()
+    slow = slow_change()
+    detail = whole - whole @ slow @ slow.T
+    mirrored = detail.unflatten(1, (SIDE, SIDE)).flip(-1).flatten(1)
+    wanted = torch.stack([detail, mirrored], dim=2)  # [pairs, pixels, 2]
+    wanted = wanted / wanted.norm(dim=1, keepdim=True).clamp_min(LEAST)
+    # What is wanted has no slow change, so the windows need not lose theirs but for their length.
+    lengths = (windows.square().sum(dim=2) - (windows @ slow).square().sum(dim=2)).clamp_min(LEAST**2).sqrt()
     return ((windows @ wanted) / lengths[:, :, None]).flatten(1).amax(dim=1).clamp(0, 1)
 
 
