@@ -135,12 +135,12 @@ def by_vectors(unit: torch.Tensor, near: Neighbors) -> np.ndarray:
 def strangers(collection: Collection, unit: torch.Tensor, bccd: Path | None) -> dict[str, float]:
     """Average precision by vectors, for images that the encoder was not trained on. unit: of what belongs."""
     draw = np.random.default_rng(0)
-    digits = load_digits().images
+    digits = load_digits(return_X_y=True)[0].reshape(-1, 8, 8)
     chosen = [digits[place] for place in draw.permutation(len(digits))[:NUM_OUTLIERS]]
     images = {"digits": [Image.fromarray((each * 15).astype(np.uint8)).convert("RGB") for each in chosen]}
     if bccd is not None:
         photos = [Image.open(path) for path in sorted((bccd / "JPEGImages").glob("*.jpg"))[:NUM_OUTLIERS]]
-        corners = [(draw.integers(each.width - 160), draw.integers(each.height - 160)) for each in photos]
+        corners = [draw.integers((each.width - 160, each.height - 160)).tolist() for each in photos]
         images["blood cells"] = [photo.crop((x, y, x + 160, y + 160)) for photo, (x, y) in zip(photos, corners)]
     found = {}
     for name, some in images.items():
@@ -228,7 +228,7 @@ def memory(asked: argparse.Namespace) -> dict[str, Any]:
 def whole_map(asked: argparse.Namespace) -> dict[str, Any]:
     """Neighbors, places and clusters, beside faiss's exact search and openTSNE with its defaults on what it found."""
     import faiss
-    import openTSNE
+    from openTSNE import TSNE, affinity, initialization, nearest_neighbors
 
     from millionway.collection.clusters import clusters
     from millionway.collection.places import places
@@ -249,11 +249,9 @@ def whole_map(asked: argparse.Namespace) -> dict[str, Any]:
     index.add(unit.numpy())
     cosines, found = index.search(unit.numpy(), 91)
     seconds["faiss"] = time.perf_counter() - started
-    known = openTSNE.nearest_neighbors.PrecomputedNeighbors(found[:, 1:], (1 - cosines[:, 1:]).astype(np.float64))
-    affinities = openTSNE.affinity.PerplexityBasedNN(knn_index=known, n_jobs=threads)
-    openTSNE.TSNE(n_jobs=threads, random_state=0).fit(
-        affinities=affinities, initialization=openTSNE.initialization.pca(unit.numpy())
-    )
+    known = nearest_neighbors.PrecomputedNeighbors(found[:, 1:], (1 - cosines[:, 1:]).astype(np.float64))
+    affinities = affinity.PerplexityBasedNN(knn_index=known, n_jobs=threads)
+    TSNE(n_jobs=threads, random_state=0).fit(affinities=affinities, initialization=initialization.pca(unit.numpy()))
     theirs = time.perf_counter() - started
     return {"images": asked.images, "ours": ours, "theirs": theirs, "ratio": ours / theirs, "parts": seconds}
 

@@ -49,7 +49,8 @@ def looks_of(images: list[Image.Image]) -> tuple[Looks, torch.Tensor]:
 
 
 def test_where_all_images_are_nearly_alike_a_copy_must_be_more_alike():
-    digits = [Image.fromarray((image * 15).astype(np.uint8)) for image in load_digits().images[:600]]
+    pixels = load_digits(return_X_y=True)[0][:600].reshape(-1, 8, 8)
+    digits = [Image.fromarray((image * 15).astype(np.uint8)) for image in pixels]
     looks, vectors = looks_of(digits)
     assert LIKENESS < least_likeness(nearest(vectors), looks) <= MOST_ASKED
     draw = np.random.default_rng(0)
