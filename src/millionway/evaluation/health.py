@@ -63,6 +63,12 @@ def health_of_rows(
     yield "hardest_negative_cosine", float(nearest_other.mean())
 
 
+def views_found(one: Float[Tensor, "images features"], other: Float[Tensor, "images features"]) -> float:
+    """How often the nearest of all other views, by their cosine, is the second one of the same image."""
+    cosines = F.normalize(one) @ F.normalize(other).T
+    return float((cosines.argmax(dim=1) == torch.arange(len(one), device=one.device)).float().mean())
+
+
 def effective_rank(features: Float[Tensor, "images features"]) -> float:
     """RankMe: exp of the entropy of the normalized singular values."""
     values = torch.linalg.svdvals(features.cpu().double())

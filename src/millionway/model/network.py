@@ -17,6 +17,24 @@ class Network(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.encoder_rests = False
+
+    def rest_encoder(self, rests: bool) -> None:
+        """While it rests no bit of it changes, statistics of BN included, and dropout is off; the head still learns."""
+        self.encoder_rests = rests
+        self.encoder.requires_grad_(not rests)
+        self.train(self.training)
+
+    @property
+    def learning(self) -> nn.Module:
+        """What changes by a step."""
+        return self.head if self.encoder_rests else self
+
+    def train(self, mode: bool = True) -> "Network":
+        super().train(mode)
+        if self.encoder_rests:
+            self.encoder.eval()
+        return self
 
     def forward(self, views: Float[Tensor, "views 3 size size"]) -> Float[Tensor, "views dim"]:
         """bfloat16 on CUDA; BN and the sums inside stay in float32 there. float32 elsewhere."""

@@ -50,7 +50,7 @@ class Group:
 
     def data_parallel(self, network: nn.Module) -> nn.Module:
         """The network with its gradients averaged over the ranks. BN statistics stay each rank's own."""
-        if self.size == 1:
+        if self.size == 1 or not any(parameter.requires_grad for parameter in network.parameters()):
             return network
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15

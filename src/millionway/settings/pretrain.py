@@ -51,6 +51,10 @@ class Training:
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     extended_from: Chosen[str] = None
     """written by --resume --epochs MORE: where the learning rate had come to 0 before, as EPOCHS@LR,..."""
+    frozen_epochs: Chosen[NotNegative[int]] = None
+    """first epochs in which head and rows learn and the encoder rests; by default 0, or 1 with --init-from"""
+    encoder_lr: Chosen[Positive[float]] = None
+    """learning rate of the encoder as a multiple of --lr; by default 1"""
     momentum: BelowOne = 0.9
     """of SGD, for encoder, head and rows"""
     weight_decay: NotNegative[float] = 1e-4
@@ -180,6 +184,9 @@ class Running:
     """how many of the newest checkpoints stay"""
     log_every: Positive[int] = 10
     """steps between lines in metrics.jsonl"""
+    guard: bool = True
+    """with --init-from: when views find the other view of their image less often than they did with these weights, end
+    the run and keep the better encoder"""
     stop_when_flat: bool = False
     """end the run when its verdict is that it no longer improves"""
     verbose: bool = False
@@ -233,7 +240,7 @@ HINTS: dict[str, Any] = {
 FREE_ON_RESUME = frozenset(
     {"data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"}
     | {"device", "threads", "rows_in", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"}
-    | {"stop_when_flat", "verbose"}
+    | {"guard", "stop_when_flat", "verbose"}
 )
 FREE_ON_RESUME |= {"max_pixels", "max_image_bytes"}
 

@@ -61,6 +61,24 @@ def scale_of(num_images: int) -> Scale:
     return PAPER if num_images >= MANY_IMAGES else SMALL
 
 
+@dataclass(frozen=True)
+class Start:
+    """What depends on the encoder's first weights alone."""
+
+    frozen_epochs: int
+    encoder_lr: float
+
+
+AT_RANDOM = Start(frozen_epochs=0, encoder_lr=1.0)
+GIVEN = Start(frozen_epochs=1, encoder_lr=0.2)
+"""for --init-from (docs/experiments.md, continued pretraining)"""
+
+
+def start_of(config: Pretrain) -> Start:
+    """A run that goes on has its own values; where there are none, it is of before there were others."""
+    return GIVEN if config.init_from is not None and not config.resume else AT_RANDOM
+
+
 def default_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
     """For SGD it grows with the batch, in small runs only outside those that were tried. A step of Muon does not."""
     if optimizer == "muon":
@@ -118,6 +136,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     smoothing = config.classifier.smoothing
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
+    start = start_of(config)
     warmup, optimizer = training.warmup_epochs, training.optimizer or scale.optimizer
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
@@ -126,6 +145,8 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         batch_size=batch_size,
         optimizer=optimizer,
         lr=training.lr or default_lr(scale, optimizer, batch_size),
+        frozen_epochs=start.frozen_epochs if training.frozen_epochs is None else training.frozen_epochs,
+        encoder_lr=training.encoder_lr or start.encoder_lr,
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
         stem=choose_stem(encoder, config.model.stem, image_size),

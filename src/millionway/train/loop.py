@@ -87,6 +87,8 @@ class Loop:
         self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
         self.is_flat = False
         """whether it ends now, because it no longer improves"""
+        self.is_worse = False
+        """whether it ends now, because the encoder is worse than the one it began as"""
 
     def go(self, resumed: bool) -> None:
         """All that is left to do. What ends it early is raised as RunStopped, in words that say how to go on."""
@@ -123,9 +125,7 @@ class Loop:
             on_first_rank(self.group, self.monitor.write_samples)
             if self.config.resume and self.config.init_from is not None:
                 take_weights(self.state.network.encoder, self.config.init_from)
-            first = "random" if self.config.init_from is None else "start"
-            untrained = {f"{first}_{name}": value for name, value in self.monitor.knn()}
-            self.state.prior = PriorProgress(untrained=untrained)
+            self.state.prior = PriorProgress(untrained=self.monitor.first_numbers())
         if self.state.prior is not None:
             self._write_prior(self.state.prior)
             self.monitor.evaluate(self.state.prior.untrained)
@@ -166,7 +166,7 @@ class Loop:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        self.network = self.group.data_parallel(self.state.network)
+        self._rest_or_wake_encoder()
         self.monitor.start()
         self._start_epoch()
         self.clock.start(self._is_logged(self.state.step + 1))
@@ -180,7 +180,7 @@ class Loop:
                     self.clock.lap("data")
                     result = self._step(views, instance_ids)
                     self._after_step(result, progress, task)
-                    if self.is_flat:
+                    if self.is_flat or self.is_worse:
                         self._save()
                         break
             except TooManyUnreadable:
@@ -188,6 +188,12 @@ class Loop:
                     self._save()
                     self.saver.wait()
                 raise
+
+    def _rest_or_wake_encoder(self) -> None:
+        """As it is to be at the next step: it rests in the first epochs, if that was asked for."""
+        epoch = self.state.step // self.plan.steps_per_epoch
+        self.state.network.rest_encoder(epoch < (self.config.training.frozen_epochs or 0))
+        self.network = self.group.data_parallel(self.state.network)
 
     def _start_epoch(self) -> None:
         self.epoch_began, self.hardest_seconds = time.monotonic(), 0.0
@@ -213,10 +219,13 @@ class Loop:
             self.monitor.evaluate()
             flat = running.stop_when_flat and self.monitor.is_flat
             self.is_flat = running.stop_when_flat and any_rank(self.group, flat)
+            self.is_worse = self.config.init_from is not None and any_rank(self.group, self.monitor.is_worse)
         if state.step % (running.save_every or self.plan.steps_per_epoch) == 0 or is_last or stopping:
             self._save()
         if rest == 0:
             self._start_epoch()
+            if state.network.encoder_rests:
+                self._rest_or_wake_encoder()
         self.clock.start(self._is_logged(state.step + 1))
         if stopping and not is_last:
             self.saver.wait()
@@ -278,7 +287,7 @@ class Loop:
     # --- checkpoints and ends -----------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        average_statistics(self.state.network, self.group)
+        average_statistics(self.state.network.learning, self.group)
         if not self.state.all_finite():
             raise NotFiniteError("weights or rows are not finite (NaN or infinity)")
         all_or_none(self.group, self.monitor.sync)

@@ -15,14 +15,14 @@ from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_test
 from millionway.data.stores import FileStore
 from millionway.evaluation.features import Split, encode_views, extract, extract_split, labeled_split
-from millionway.evaluation.health import health_of_rows
+from millionway.evaluation.health import health_of_rows, views_found
 from millionway.evaluation.knn import knn
 from millionway.evaluation.neighbors import neighbors
 from millionway.evaluation.results import write_result
 from millionway.evaluation.snapshots import MAX_IMAGES, Snapshot, write_snapshot
 from millionway.evaluation.thumbnails import picture_of, picture_of_view
 from millionway.model.encoder import EncoderSpec
-from millionway.model.encoder_file import save_encoder
+from millionway.model.encoder_file import encoder_path, save_encoder
 from millionway.parallel.collectives import all_gather, all_or_none
 from millionway.parallel.group import Group
 from millionway.parallel.sync_bn import average_statistics
@@ -31,6 +31,8 @@ from millionway.reporting.verdict import FLAT, verdict
 from millionway.reporting.words import duration
 from millionway.settings.pretrain import Pretrain
 from millionway.train.clock import MUCH
+from millionway.train.first_weights import take_weights
+from millionway.train.guard import NUMBER, judge
 from millionway.train.metrics import Metrics, peak_memory_bytes
 from millionway.train.setup import own_cores
 from millionway.train.state import State
@@ -78,6 +80,8 @@ class Monitor:
     """on the first rank"""
     is_flat: bool = False
     """whether the last verdict was that it no longer improves; known on the first rank"""
+    is_worse: bool = False
+    """whether the last evaluation was worse than the start, by the guard; known on the first rank"""
     has_said: bool = False
     """how long it will take"""
 
@@ -154,9 +158,9 @@ class Monitor:
 
     def evaluate(self, more: dict[str, float] | None = None) -> None:
         """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
-        average_statistics(self.state.network, self.group)
+        average_statistics(self.state.network.learning, self.group)
         epoch = self.state.step // self.steps_per_epoch
-        numbers = {**dict(self._health(epoch)), **(more or {})}
+        numbers = {**dict(self._health(epoch)), **dict(self._views_found()), **(more or {})}
         all_or_none(self.group, lambda: self._write_evaluation(epoch, numbers))
         self.start_timing()
 
@@ -166,17 +170,47 @@ class Monitor:
             return
         numbers = {"num_images": len(self.dataset.instance_ids), **numbers, **dict(self.knn())}
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
-        save_encoder(self.state.network.encoder, self.run / "encoder.safetensors", step=str(self.state.step))
+        judgment = judge(read_metrics(self.metrics.path), min(HEALTH_INSTANCES, len(self.dataset.instance_ids)))
+        if judgment.is_kept:
+            self._save_encoder()
         self._write_snapshot(epoch)
+        epochs = self.config.training.epochs
         shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
         shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
-        log.info("epoch %d/%d: %s", epoch, self.config.training.epochs, ", ".join(shown))
+        log.info("epoch %d/%d: %s", epoch, epochs, ", ".join(shown))
         if epoch:
-            epochs = self.config.training.epochs
             said = verdict(read_metrics(self.metrics.path), epochs)
             self.is_flat = said.word == FLAT
             log.info("epoch %d/%d: %s", epoch, epochs, said)
+        if not judgment.is_kept:
+            log.info("epoch %d/%d: encoder.safetensors stays as it was (%s)", epoch, epochs, judgment)
+        if judgment.is_worse:
+            log.info("worse than the weights it began with, so it ends here; try a lower --lr, or more images")
+        self.is_worse = judgment.is_worse
+
+    def first_numbers(self) -> dict[str, float]:
+        """Of the encoder before anything has changed it, the statistics of its BN included."""
+        numbers = {**dict(self.knn()), **dict(self._views_found())}
+        if NUMBER in numbers and self.group.is_first:  # it may come to be what is kept
+            self._save_encoder()
+        return {f"{'random' if self.config.init_from is None else 'start'}_{k}": v for k, v in numbers.items()}
+
+    def _save_encoder(self) -> None:
+        save_encoder(self.state.network.encoder, encoder_path(self.run), step=str(self.state.step))
+
+    @torch.no_grad()
+    def _views_found(self) -> Iterator[tuple[str, float]]:
+        """For the guard: two views of up to 1,024 instances, always the same ones."""
+        if self.config.init_from is None or not self.config.running.guard:
+            return
+        ids = self._some("health", HEALTH_INSTANCES)
+        ids = self.group.own_part(ids[: len(ids) // self.group.size * self.group.size])
+        keys = [randomness.key_of(self.config.training.seed, "guard", view) for view in (0, 1)]
+        views, _ = encode_views(
+            self.state.network.encoder, self.dataset, ids, keys, self.device, self.config.augmentation.of_a_view
+        )
+        yield NUMBER, views_found(*(all_gather(self.group, each.to(self.device)) for each in views))
 
     def knn(self) -> Iterator[tuple[str, float]]:
         """Nothing where there are no labels."""
@@ -209,6 +243,8 @@ class Monitor:
     def write_neighbors(self) -> None:
         """For the report: some images and what the encoder finds alike."""
         seed, started = self.config.training.seed, time.monotonic()
+        if self.config.init_from is not None:  # the guard may have kept an earlier one
+            take_weights(self.state.network.encoder, encoder_path(self.run))
         some = self._some("neighbors", self.config.running.eval_images)
         features, ids = extract(self.state.network.encoder, self.dataset, some, self.spec.image_size, self.device)
         labels = None if self.config.images.labels == "none" else self.dataset.labels

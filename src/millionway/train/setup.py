@@ -115,8 +115,12 @@ def build(
         classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
     assert config.training.optimizer is not None
     kind = {"sgd": torch.optim.SGD, "muon": Muon}[config.training.optimizer]
+    learned = [
+        {"params": list(network.encoder.parameters()), "multiple": config.training.encoder_lr or 1.0},
+        {"params": list(head.parameters())},
+    ]
     optimizer = kind(
-        network.parameters(),
+        [each for each in learned if each["params"]],
         lr=config.training.lr,
         momentum=config.training.momentum,
         weight_decay=config.training.weight_decay,

@@ -64,7 +64,7 @@ def train_step(
     lap("logging")
 
     for parameters in optimizer.param_groups:
-        parameters["lr"] = lr
+        parameters["lr"] = lr * parameters.get("multiple", 1.0)
     optimizer.zero_grad(set_to_none=True)
 
     def move_rows() -> None:
@@ -75,7 +75,7 @@ def train_step(
     with while_gradients_travel(network, move_rows):
         # The loss is the mean over all ranks' views; averaging gradients over ranks would divide by their number again.
         (classifier.group.size * total).backward()
-        if len(parts) > 1:
+        if len(parts) > 1 and any(parameter.requires_grad for parameter in network.parameters()):
             assert embeddings.grad is not None
             _encode_again(network, parts, embeddings.grad)
     optimizer.step()

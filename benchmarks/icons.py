@@ -1,0 +1,60 @@
+"""Draws icons of 26 sets as PNG files: OUT/train/SET/NAME.png and OUT/test/SET/NAME.png.
+
+    npm pack @iconify/json && tar -xzf iconify-json-*.tgz
+    pip install resvg-py
+    python benchmarks/icons.py package OUT
+
+The label is the set an icon was drawn for, that is its style. Every fourth, by name, of the sets with one color and at
+least 500 icons; black on white. Which icons are taken depends on their names alone.
+"""
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+import resvg_py
+
+EVERY, AT_LEAST = 4, 500
+NUM_TRAIN, NUM_TEST = 250, 60  # of each set
+
+
+def chosen_sets(package: Path) -> list[str]:
+    about = json.loads((package / "collections.json").read_text(encoding="utf-8"))
+    fitting = [name for name, each in about.items() if not each.get("palette") and each["total"] >= AT_LEAST]
+    return sorted(fitting)[::EVERY]
+
+
+def drawn(body: str, width: float, height: float, left: float, top: float, side: int) -> bytes:
+    box = max(width, height)
+    left, top = left - (box - width) / 2, top - (box - height) / 2
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{left} {top} {box} {box}" width="{side}" height="{side}">'
+    return bytes(resvg_py.svg_to_bytes(f"{svg}{body}</svg>", background="#ffffff", skip_system_fonts=True))
+
+
+def draw_set(icons: dict, out: Path, side: int) -> None:
+    names = [name for name, icon in icons["icons"].items() if not icon.get("hidden")]
+    names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+    for place, name in enumerate(names[: NUM_TRAIN + NUM_TEST]):
+        icon = icons["icons"][name]
+        box = [
+            icon.get(key, icons.get(key, usual))
+            for key, usual in zip(("width", "height", "left", "top"), (16, 16, 0, 0))
+        ]
+        folder = out / ("train" if place < NUM_TRAIN else "test") / icons["prefix"]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.png").write_bytes(drawn(icon["body"], *box, side))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("package", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--side", type=int, default=64)
+    chosen = parser.parse_args()
+    for name in chosen_sets(chosen.package):
+        draw_set(json.loads((chosen.package / "json" / f"{name}.json").read_text()), chosen.out, chosen.side)
+
+
+if __name__ == "__main__":
+    main()
