@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from millionway.model.encoder import Encoder
 
@@ -18,11 +19,17 @@ class Network(nn.Module):
         self.encoder = encoder
         self.head = head
         self.encoder_rests = False
+        self.fixed_bn: tuple[nn.Module, ...] = ()
 
     def rest_encoder(self, rests: bool) -> None:
         """While it rests no bit of it changes, statistics of BN included, and dropout is off; the head still learns."""
         self.encoder_rests = rests
         self.encoder.requires_grad_(not rests)
+        self.train(self.training)
+
+    def fix_bn_of_encoder(self) -> None:
+        """Its BN normalizes with the statistics it has, in training too, and they never move."""
+        self.fixed_bn = tuple(layer for layer in self.encoder.modules() if isinstance(layer, _BatchNorm))
         self.train(self.training)
 
     @property
@@ -34,6 +41,8 @@ class Network(nn.Module):
         super().train(mode)
         if self.encoder_rests:
             self.encoder.eval()
+        for layer in self.fixed_bn:
+            layer.eval()
         return self
 
     def forward(self, views: Float[Tensor, "views 3 size size"]) -> Float[Tensor, "views dim"]:

@@ -95,4 +95,6 @@ def running_bn(network: nn.Module) -> Iterator[None]:
 
 
 def _bn_layers(network: nn.Module) -> list[_BatchNorm]:
-    return [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    """Those whose statistics move."""
+    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    return [layer for layer in layers if layer not in getattr(network, "fixed_bn", ())]

@@ -38,7 +38,8 @@ def average_statistics(network: nn.Module, group: Group) -> None:
         return
     names = ("running_mean", "running_var")
     layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
-    statistics = [getattr(layer, name) for layer in layers for name in names]
+    fixed = getattr(network, "fixed_bn", ())  # a mean of equal numbers may be another one in its last bit
+    statistics = [getattr(layer, name) for layer in layers if layer not in fixed for name in names]
     if statistics:
         means = collectives.all_reduce(group, torch.cat([each.flatten() for each in statistics])) / group.size
         for each, mean in zip(statistics, means.split([each.numel() for each in statistics])):

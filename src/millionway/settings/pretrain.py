@@ -54,13 +54,16 @@ class Training:
     frozen_epochs: Chosen[NotNegative[int]] = None
     """first epochs in which head and rows learn and the encoder rests; by default 0, or 1 with --init-from"""
     encoder_lr: Chosen[Positive[float]] = None
-    """learning rate of the encoder as a multiple of --lr; by default 1"""
+    """learning rate of the encoder as a multiple of --lr; by default 1, or 0.2 with --init-from"""
     momentum: BelowOne = 0.9
     """of SGD, for encoder, head and rows"""
     weight_decay: NotNegative[float] = 1e-4
     """of SGD, for encoder, head and rows"""
     micro_batch: Chosen[Positive[int]] = None
     """images each process encodes at a time, twice, so that a large batch fits into little memory; by default all"""
+    bn: Chosen[Literal["batch", "fixed"]] = None
+    """what the encoder's batch normalization takes in training: statistics of each batch, or the fixed ones that it
+    begins with; by default batch, or fixed with --init-from"""
     sync_bn: bool = False
     """batch normalization over the images of all processes instead of each process's own"""
     seed: int = 0

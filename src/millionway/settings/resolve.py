@@ -67,10 +67,11 @@ class Start:
 
     frozen_epochs: int
     encoder_lr: float
+    bn: Literal["batch", "fixed"]
 
 
-AT_RANDOM = Start(frozen_epochs=0, encoder_lr=1.0)
-GIVEN = Start(frozen_epochs=1, encoder_lr=0.2)
+AT_RANDOM = Start(frozen_epochs=0, encoder_lr=1.0, bn="batch")
+GIVEN = Start(frozen_epochs=1, encoder_lr=0.2, bn="fixed")
 """for --init-from (docs/experiments.md, continued pretraining)"""
 
 
@@ -147,6 +148,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         lr=training.lr or default_lr(scale, optimizer, batch_size),
         frozen_epochs=start.frozen_epochs if training.frozen_epochs is None else training.frozen_epochs,
         encoder_lr=training.encoder_lr or start.encoder_lr,
+        bn=training.bn or start.bn,
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
         stem=choose_stem(encoder, config.model.stem, image_size),

@@ -135,7 +135,7 @@ class Loop:
     def _write_prior(self, progress: PriorProgress) -> None:
         prior, batch_size = self.config.classifier, self.plan.sampler.batch_size
         if not has_running_statistics(self.state.network):
-            log.info("no batch normalization here: the prior has no running statistics, so its three kinds are one")
+            log.info("no batch normalization with statistics that move: the prior's three kinds are one")
         left = self.plan.sampler.pass_over_all()[progress.batches :]  # full batches, because of BN
         ids = torch.cat([self.group.own_part(batch) for batch in left])
         own_size = batch_size // self.group.size

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -96,6 +97,8 @@ def build(
     network = Network(encoder, head).to(device)
     if config.training.sync_bn:
         synchronize(network, group, device)
+    if config.training.bn == "fixed":
+        network.fix_bn_of_encoder()
     classifier = InstanceClassifier(
         num_instances or len(dataset.manifest),
         encoder.feature_dim if model.head == "none" else model.dim,
@@ -150,6 +153,8 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
     log.info("%d steps of %d images per epoch%s", steps, batch_size, left_over)
     was, now = settings.flat(asked), settings.flat(resolved)
     chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
+    if resolved.init_from is None:  # nothing is unusual about them
+        chosen = {name: value for name, value in chosen.items() if name not in asdict(rules.AT_RANDOM)}
     if asked.model.stem == "auto":
         chosen["stem"] = resolved.model.stem
     if chosen:
