@@ -301,3 +301,21 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path, digit_folder: 
     done = pretrain(2, digit_folder, tmp_path / "run", "--batch-size", "25")
     assert done.returncode != 0
     assert "--batch-size 25 cannot be shared equally by 2 processes. The nearest that can: 24 and 26." in done.stderr
+
+
+def test_given_weights_rest_and_learn_alike_in_two_processes(
+    undisturbed: Path, digit_folder: Path, tmp_path: Path
+) -> None:
+    """Their BN is fixed, so nothing depends on how a batch is split."""
+    more = ["--init-from", str(undisturbed), "--frozen-epochs", "1", "--keep", "99"]
+    for size in (1, 2):
+        done = pretrain(size, digit_folder, tmp_path / str(size), *more)
+        assert done.returncode == 0, done.stderr[-4000:]
+    one, two = losses(tmp_path / "1"), losses(tmp_path / "2")
+    assert len(one) == 15 and np.allclose(one, two, rtol=1e-3)
+    given = load_file(undisturbed / "encoder.safetensors")
+    for size in (1, 2):
+        tensors = load_file(tmp_path / str(size) / "checkpoints" / "step_00000004" / "model.safetensors")
+        assert all(tensors[f"network.encoder.backbone.{name}"].equal(given[name]) for name in given)
+        learned = load_file(tmp_path / str(size) / "encoder.safetensors")
+        assert not all(learned[name].equal(given[name]) for name in given)

@@ -6,11 +6,11 @@ convolutions, and always computes in bfloat16, for which most processors have no
 """
 
 import math
-from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the odd polynomial that brings singular values near 1 fastest (Jordan)
 NUM_ITERATIONS = 3
@@ -20,7 +20,7 @@ VECTOR_RATE = 3.0  # of BN's factors and of biases, which take a step of SGD, as
 class Muon(torch.optim.Optimizer):
     """Muon for what has two or more axes, SGD with momentum for the rest."""
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(self, params: ParamsT, lr: float, momentum: float, weight_decay: float) -> None:
         """weight_decay: of the matrices, decoupled: the share of a weight that a step of rate 1 would take away."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
