@@ -15,7 +15,7 @@ from millionway.reporting.metrics import read_metrics
 from millionway.train import monitor
 from millionway.train.guard import FIRST_NUMBER, NUMBER, judge
 
-SETTINGS = {"batch_size": 40, "image_size": 16, "threads": 1, "labels": "none", "keep": 9, "eval_every": 1}
+SETTINGS = {"batch_size": 40, "image_size": 16, "threads": 1, "labels": "none", "keep": 99, "eval_every": 1}
 
 
 @pytest.fixture
