@@ -63,7 +63,7 @@ class Cell:
         return RESULTS / ("_".join([self.set, str(self.images), f"e{self.epochs}", *values, f"s{self.seed}"]) + ".json")
 
 
-FEW = 2_000
+FEW = 1_000
 NAIVE = {"frozen_epochs": 0, "encoder_lr": 1.0, "bn": "batch", "guard": False}
 TRIED = [
     Cell("cifar10", FEW),
@@ -72,7 +72,8 @@ TRIED = [
     Cell("cifar10", FEW, 2, values={"encoder_lr": 1.0}),
     Cell("cifar10", FEW, 2, values={"bn": "batch"}),
     Cell("cifar10", FEW, 2, values={"frozen_epochs": 0}),
-    Cell("cifar10", FEW, 2, values={"encoder_lr": 0.05}),
+    Cell("cifar10", FEW, 2, values={"encoder_lr": 0.03}),
+    Cell("cifar10", FEW, 2, values={"optimizer": "muon"}),
 ]
 SETS = {"cifar10": 10_000, "fashion-mnist": 6_000, "icons": 6_500}
 """training images"""

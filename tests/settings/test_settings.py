@@ -55,16 +55,17 @@ def test_impossible_values_are_refused(name: str, value: object) -> None:
 
 def test_given_weights_are_treated_with_care() -> None:
     """As the run begins; one that goes on has the values it began with, also if there were none."""
-    names = ("frozen_epochs", "encoder_lr", "bn")
+    names = ("frozen_epochs", "encoder_lr", "bn", "optimizer")
     facts = Facts(20_000)
 
     def chosen(**settings: Any) -> list[Any]:
         return [flat(resolve(defaults(**settings), facts))[name] for name in names]
 
-    assert chosen() == [0, 1.0, "batch"]
-    assert chosen(init_from="x.pth") == [1, 0.2, "fixed"]
-    assert chosen(init_from="x.pth", frozen_epochs=0, encoder_lr=1.0, bn="batch") == [0, 1.0, "batch"]
-    assert chosen(init_from="x.pth", resume=True) == [0, 1.0, "batch"]
+    usual = [0, 1.0, "batch", "muon"]
+    assert chosen() == usual
+    assert chosen(init_from="x.pth") == [1, 0.1, "fixed", "sgd"]
+    assert chosen(init_from="x.pth", **dict(zip(names, usual))) == usual
+    assert chosen(init_from="x.pth", resume=True) == usual
 
 
 def test_what_is_left_open_is_chosen() -> None:

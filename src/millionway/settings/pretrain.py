@@ -54,7 +54,7 @@ class Training:
     frozen_epochs: Chosen[NotNegative[int]] = None
     """first epochs in which head and rows learn and the encoder rests; by default 0, or 1 with --init-from"""
     encoder_lr: Chosen[Positive[float]] = None
-    """learning rate of the encoder as a multiple of --lr; by default 1, or 0.2 with --init-from"""
+    """learning rate of the encoder as a multiple of --lr; by default 1, or 0.1 with --init-from"""
     momentum: BelowOne = 0.9
     """of SGD, for encoder, head and rows"""
     weight_decay: NotNegative[float] = 1e-4

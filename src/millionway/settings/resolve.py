@@ -68,10 +68,12 @@ class Start:
     frozen_epochs: int
     encoder_lr: float
     bn: Literal["batch", "fixed"]
+    optimizer: Literal["sgd", "muon"] | None = None
+    """None: as the number of images says"""
 
 
 AT_RANDOM = Start(frozen_epochs=0, encoder_lr=1.0, bn="batch")
-GIVEN = Start(frozen_epochs=1, encoder_lr=0.2, bn="fixed")
+GIVEN = Start(frozen_epochs=1, encoder_lr=0.1, bn="fixed", optimizer="sgd")
 """for --init-from (docs/experiments.md, continued pretraining)"""
 
 
@@ -138,7 +140,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
     start = start_of(config)
-    warmup, optimizer = training.warmup_epochs, training.optimizer or scale.optimizer
+    warmup, optimizer = training.warmup_epochs, training.optimizer or start.optimizer or scale.optimizer
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
     return with_settings(

@@ -154,7 +154,8 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
     was, now = settings.flat(asked), settings.flat(resolved)
     chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
     if resolved.init_from is None:  # nothing is unusual about them
-        chosen = {name: value for name, value in chosen.items() if name not in asdict(rules.AT_RANDOM)}
+        usual = asdict(rules.AT_RANDOM)
+        chosen = {name: value for name, value in chosen.items() if value != usual.get(name)}
     if asked.model.stem == "auto":
         chosen["stem"] = resolved.model.stem
     if chosen:
