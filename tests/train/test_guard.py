@@ -57,6 +57,8 @@ def test_runs_without_these_numbers_are_left_alone() -> None:
     for others in ([], [{"kind": "evaluation", "instance_top1": 0.5}], [{"kind": "evaluation", NUMBER: 0.0}]):
         judgment = judge(others, 1024)
         assert judgment.is_kept and not judgment.is_worse
+    turned_off = judge([*lines(0.5, 0.5, 0.1), {"kind": "evaluation"}], 1024)
+    assert turned_off.is_kept and not turned_off.is_worse
 
 
 def test_views_found() -> None:

@@ -43,8 +43,8 @@ class Training:
     """images per step over all processes; by default 64 (512 with a GPU), 256 for very many images, or an eighth of
     the images"""
     optimizer: Chosen[Literal["sgd", "muon"]] = None
-    """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images;
-    rows take SGD with both"""
+    """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images and
+    for given weights (--init-from); rows take SGD with both"""
     lr: Chosen[Positive[float]] = None
     """peak learning rate; by default 0.03, with sgd 0.06; for very many images the paper's 0.48 x batch / 4096"""
     warmup_epochs: Chosen[NotNegative[int]] = None

@@ -36,10 +36,10 @@ def judge(lines: Sequence[dict[str, Any]], num_views: int) -> Judgment:
 
     Less than the best by more than noise is not kept; less than the start by more than noise ends the run.
     """
-    evaluations = [line for line in lines if line["kind"] == "evaluation" and NUMBER in line]
-    if not evaluations or FIRST_NUMBER not in evaluations[0]:
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    if not evaluations or FIRST_NUMBER not in evaluations[0] or NUMBER not in evaluations[-1]:
         return Judgment(is_kept=True, is_worse=False)
-    found = [evaluations[0][FIRST_NUMBER], *(line[NUMBER] for line in evaluations)]
+    found = [evaluations[0][FIRST_NUMBER], *(line[NUMBER] for line in evaluations if NUMBER in line)]
     start, best, now = found[0], max(found), found[-1]
     noise = NOISE * math.sqrt(max(best * (1 - best), 1 / num_views) / num_views)
     return Judgment(now >= best - noise, now < start - noise, start, now)
