@@ -39,7 +39,7 @@ from millionway.train.first_weights import take_weights
 
 RESULTS = Path(__file__).parent / "results" / "continued"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
-ENCODER, MEAN, STD = "timm/tf_efficientnet_lite0", (0.498,) * 3, (0.502,) * 3
+ENCODER, MEAN, STD = "timm/tf_efficientnet_lite0", (0.498, 0.498, 0.498), (0.502, 0.502, 0.502)
 SCORES = {"knn_200": "k-NN, 200", "knn_20": "k-NN, 20", "linear_top1": "linear"}
 SIZE, CPU = 48, torch.device("cpu")
 NUM_QUERIES, HELD_OUT = 2_000, 1_000

@@ -13,10 +13,11 @@ import hashlib
 import json
 from pathlib import Path
 
-import resvg_py
+import resvg_py  # pyright: ignore[reportMissingImports]
 
 EVERY, AT_LEAST = 4, 500
 NUM_TRAIN, NUM_TEST = 250, 60  # of each set
+BOX = {"width": 16, "height": 16, "left": 0, "top": 0}  # where neither icon nor set says so
 
 
 def chosen_sets(package: Path) -> list[str]:
@@ -37,13 +38,10 @@ def draw_set(icons: dict, out: Path, side: int) -> None:
     names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
     for place, name in enumerate(names[: NUM_TRAIN + NUM_TEST]):
         icon = icons["icons"][name]
-        box = [
-            icon.get(key, icons.get(key, usual))
-            for key, usual in zip(("width", "height", "left", "top"), (16, 16, 0, 0))
-        ]
+        width, height, left, top = (icon.get(key, icons.get(key, usual)) for key, usual in BOX.items())
         folder = out / ("train" if place < NUM_TRAIN else "test") / icons["prefix"]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.png").write_bytes(drawn(icon["body"], *box, side))
+        (folder / f"{name}.png").write_bytes(drawn(icon["body"], width, height, left, top, side))
 
 
 def main() -> None:
