@@ -5,6 +5,7 @@
     python benchmarks/max_classes.py step --instances 30000000 --storage bfloat16
     python benchmarks/max_classes.py step --instances 100000000 --storage bfloat16 --rows-in FILE
     python benchmarks/max_classes.py file --instances 1281167 --rows-in FILE     # against the same in memory
+    python benchmarks/max_classes.py disk --instances 4000000 --rows-in FILE     # against the disk itself
     python benchmarks/max_classes.py table
 
 Every trial is a process of its own that takes real steps: loss, embedding gradient, update of the rows, at a batch of
@@ -13,12 +14,15 @@ fit fails. Exponentials are computed again, not kept.
 """
 
 import argparse
+import ctypes
 import functools
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +37,7 @@ from millionway.model.classifier import InstanceClassifier
 from millionway.model.row_store import FileStore
 
 GIB = 1 << 30
+CACHESTAT = 451  # a system call of Linux 6.5
 SIDES = {
     "ours, bfloat16": ["--storage", "bfloat16"],
     "ours, float32": [],
@@ -102,6 +107,73 @@ def in_file_and_memory(num: int, storage: torch.dtype, path: str, turns: int) ->
     return {"num_instances": num, "seconds": seconds, "cpu_seconds": cpu, **ratios}
 
 
+def from_disk(num: int, storage: torch.dtype, path: str, turns: int) -> dict:
+    """Steps on rows in a file whose pages are put out of memory all the time, and dd on the same disk, in turns.
+
+    A batch of 64: the disk is to be the limit, not the products.
+    """
+    classifier = InstanceClassifier(num, DIM, storage=storage, keep_bytes=0, rows_in=path)
+    x, ids = (each[:64] for each in batch_of(num))
+    store, ended, cached = classifier.store, threading.Event(), []
+    assert isinstance(store, FileStore)
+
+    def put_out() -> None:
+        while not ended.wait(0.02):
+            os.posix_fadvise(store.file, 0, 0, os.POSIX_FADV_DONTNEED)
+            cached.append(cached_bytes(store.file))
+
+    def step() -> None:
+        store.num_bytes, store.seconds_waited = {"read": 0, "written": 0}, 0.0
+        classifier(x.clone().requires_grad_(), ids).backward()
+        classifier.update(0.01)
+        os.fdatasync(store.file)
+
+    def disk() -> None:
+        for way, num_bytes in (("read", store.num_bytes["read"]), ("written", store.num_bytes["written"])):
+            rates[way].append(dd(path + ".dd", way, num_bytes))
+
+    rates: dict[str, list[float]] = {"read": [], "written": []}
+    step()
+    dd(path + ".dd", "written", max(store.num_bytes.values()))
+    thread = threading.Thread(target=put_out)
+    thread.start()
+    try:
+        seconds = alternate({"step": step, "dd": disk}, turns)
+    finally:
+        ended.set()
+        thread.join()
+        Path(path + ".dd").unlink(missing_ok=True)
+    read, written = (store.num_bytes[way] / statistics.median(rates[way]) for way in ("read", "written"))
+    return {
+        "num_instances": num,
+        "seconds": seconds["step"],
+        "bytes": store.num_bytes,
+        "dd_bytes_per_second": rates,
+        "largest share of the file in memory": max(cached) / Path(path).stat().st_size,
+        "speed of the disk that is used": (read + written) / statistics.median(seconds["step"]),
+    }
+
+
+def dd(path: str, way: str, num_bytes: int) -> float:
+    """Bytes per second of the disk alone, one after the other, past the pages in memory."""
+    ends = {"read": [f"if={path}", "of=/dev/null", "iflag=direct"]}.get(
+        way, ["if=/dev/zero", f"of={path}", "oflag=direct", "conv=notrunc"]
+    )
+    num = max(1, num_bytes >> 22)
+    started = time.perf_counter()
+    subprocess.run(["dd", *ends, "bs=4M", f"count={num}"], check=True, capture_output=True)
+    return (num << 22) / (time.perf_counter() - started)
+
+
+def cached_bytes(file: int) -> int:
+    """Of a file, in memory: Linux's cachestat."""
+    everything, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(CACHESTAT, file, ctypes.byref(everything), ctypes.byref(found), 0):
+        raise OSError(ctypes.get_errno(), "cachestat")
+    return found[0] * resource.getpagesize()
+
+
 def run_within(limit: int | None, command: list[str]) -> str | None:
     """What the command prints, or None if it did not fit into the limit on data."""
 
@@ -158,7 +230,8 @@ def table() -> str:
         if "streamed" in result:
             last = result["streamed"][-1]
             sizes = " and ".join(f"{last[f'{way}_bytes'] / 1e9:.1f} GB {way}" for way in ("read", "written"))
-            rows += f", in a file: {sizes} a step, {last['waited']:.0%} of the time waiting for it"
+            rows += f", in a file: {sizes} a step, {last['cpu_seconds']:.0f} s of processor time, "
+            rows += f"{last['waited']:.1%} of the time waiting for it"
         seconds = ", ".join(f"{value:.0f}" for value in result["seconds"])
         lines.append(f"| {result['num_instances']:,} | {rows} | {result['peak_rss_bytes'] / GIB:.1f} | {seconds} |")
     for path in sorted(RESULTS.glob("max_classes_file_*.json")):
@@ -166,12 +239,22 @@ def table() -> str:
         what = f"a step on {result['num_instances']:,} rows in a file whose pages are in memory takes"
         ratios = [f"{value:.2f} ({name.split(', ')[1]})" for name, value in result.items() if " / " in name]
         lines += ["", f"With {result['storage']}, {what} {' and '.join(ratios)} times that on rows in memory."]
+    for path in sorted(RESULTS.glob("max_classes_disk_*.json")):
+        result = json.loads(path.read_text())
+        share, used = result["largest share of the file in memory"], result["speed of the disk that is used"]
+        what = (
+            f"{result['num_instances']:,} rows in {result['storage']} and at most {share:.0%} of their file in memory"
+        )
+        lines += [
+            "",
+            f"With {what}, a step of 64 views reads and writes at {used:.2f} of the speed of `dd` on the same disk.",
+        ]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("search", "step", "file", "trial", "table"))
+    parser.add_argument("part", choices=("search", "step", "file", "disk", "trial", "table"))
     parser.add_argument("--limit-gib", type=float, default=1.5)
     parser.add_argument("--instances", type=int, default=1 << 17)
     parser.add_argument("--storage", default="float32")
@@ -182,12 +265,13 @@ def main() -> None:
     chosen = parser.parse_args()
     about = {"batch": BATCH, "dim": DIM, "environment": json.loads(describe_environment(torch.device("cpu")))}
     storage, in_file = getattr(torch, chosen.storage), chosen.rows_in not in ("device", "host")
-    if chosen.part == "file":
+    if chosen.part in ("file", "disk"):
+        measure = {"file": in_file_and_memory, "disk": from_disk}[chosen.part]
         try:
-            result = in_file_and_memory(chosen.instances, storage, chosen.rows_in, chosen.steps)
+            result = measure(chosen.instances, storage, chosen.rows_in, chosen.steps)
         finally:
             Path(chosen.rows_in).unlink(missing_ok=True)
-        path = RESULTS / f"max_classes_file_{chosen.instances}_{chosen.storage}.json"
+        path = RESULTS / f"max_classes_{chosen.part}_{chosen.instances}_{chosen.storage}.json"
         path.write_text(json.dumps(about | {"storage": chosen.storage} | result, indent=2) + "\n")
     elif chosen.part in ("step", "trial"):
         try:
