@@ -22,9 +22,9 @@ from millionway.model import threads
 COMPANY = 0.02  # share of the images that counts as a group of its own
 WITNESSES = 4096
 BLOCK = 1024
-STEPS = 12  # of a walk to neighbors
+STEPS = 16  # of a walk to neighbors
 USUAL = 10  # the neighbor whose distance is what is near for an image
-PROBES, PROBES_AT_ONCE = 128, 32
+PROBES, PROBES_AT_ONCE = 256, 32
 FAR = 3.5  # robust standard deviations beyond which a reason is named
 UNIFORM = 0.02  # standard deviation of brightness, of 1
 
