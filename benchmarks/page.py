@@ -1,6 +1,6 @@
 """How long until the page shows its first map, with 10,000 and with 100,000 images?
 
-    python benchmarks/page.py --cifar10 FOLDER       # FOLDER/train/CLASS/*.png
+    python benchmarks/page.py --cifar10 FOLDER       # FOLDER/test/CLASS/*.png
 
 The images are those of CIFAR-10, again and again with other crops and brightness. Places are their principal
 components. A new browser each time, so that nothing is kept; from the request to the first drawn map, by the browser's
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar10", type=Path, required=True)
     asked = parser.parse_args()
-    files = sorted((asked.cifar10 / "train").glob("*/*.png"))
+    files = sorted((asked.cifar10 / "test").glob("*/*.png"))[:FEW]
     found: dict[int, list[float]] = {num: [] for num in (FEW, MANY)}
     all_images = table_of(files, MANY)
     for turn in range(TURNS + 1):
