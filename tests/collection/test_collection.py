@@ -1,6 +1,7 @@
 """Whole collections: real image files, a real encoder, real answers."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from PIL import Image
 
 from millionway.collection import looks as looking
+from millionway.collection import verbs
 from millionway.collection.collection import Collection
 from millionway.collection.opening import open_collection as open_asked
-from millionway.settings.collection import Collected
+from millionway.settings.collection import Collected, Duplicates, Outliers
 
 ENCODER = "torchvision/resnet18"
 
@@ -111,6 +113,20 @@ def test_what_is_in_two_folders_is_found(photos: Path, tmp_path: Path):
     found = collection_of(photos).duplicates(against=collection_of(other)).table.to_pylist()
     pairs = {(Path(line["path"]).name, Path(line["against"]).name, line["kind"]) for line in found}
     assert pairs == {("01.png", "same.png", "copy"), ("25.png", "smaller.png", "near")}
+
+
+def test_answers_are_shown_as_a_page(photos: Path, tmp_path: Path):
+    asked = Duplicates(encoder=ENCODER, image_size=32, data=str(photos), device="cpu", threads=1)
+    verbs.duplicates(replace(asked, out=tmp_path / "twice.html"))
+    page = (tmp_path / "twice.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.count("<img") == 4  # two groups of two
+    assert page.count("<div>") == 2
+    verbs.duplicates(replace(asked, data=str(photos / "one"), against=str(photos / "two"), out=tmp_path / "both.html"))
+    page = (tmp_path / "both.html").read_text()
+    assert page.count("<img") == 4  # two pairs, side by side
+    with pytest.raises(ValueError, match=r"must end in \.csv, \.parquet or \.html"):
+        verbs.outliers(Outliers(encoder=ENCODER, data=str(photos), out=tmp_path / "them.txt"))
 
 
 def test_the_black_image_is_the_strangest(photos: Path):

@@ -26,7 +26,7 @@ from millionway.settings.collection import Keep
 if TYPE_CHECKING:
     from millionway.collection.collection import Collection
 
-SHOWN = 60
+SHOWN, SHOWN_ON_A_PAGE = 60, 500
 NUM_CANDIDATES = 20  # of the other collection, for each image
 
 
@@ -37,6 +37,8 @@ class Answer:
     table: pa.Table
     thumbnail_of: Callable[[int], bytes | None]
     title: str = ""
+    other_thumbnail_of: Callable[[int], bytes | None] | None = None
+    """of the images that the lines name as against_id"""
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -51,23 +53,50 @@ class Answer:
         return self.table.__arrow_c_stream__(requested_schema)
 
     def _repr_html_(self) -> str:
-        lines = self.table.slice(0, SHOWN).to_pylist()
-        figures = "".join(_figure(line, self.thumbnail_of(line["id"])) for line in lines)
-        more = f"<p>and {len(self) - SHOWN:,} more</p>" if len(self) > SHOWN else ""
-        return f"<p><b>{escape(self.title)}</b></p><div>{figures}</div>{more}"
+        return self._html(SHOWN)
+
+    def page(self) -> str:
+        """A page of its own, with the first lines as pictures."""
+        return PAGE.format(title=escape(self.title), body=self._html(SHOWN_ON_A_PAGE))
+
+    def _html(self, num: int) -> str:
+        blocks: dict[Any, list[str]] = {}
+        for line in self.table.slice(0, num).to_pylist():
+            blocks.setdefault(line.get("group", line.get("query")), []).append(_figure(line, self._pictures(line)))
+        figures = "".join(f"<div>{''.join(block)}</div>" for block in blocks.values())
+        more = f"<p>and {len(self) - num:,} more</p>" if len(self) > num else ""
+        return f"<p><b>{escape(self.title)}</b></p>{figures}{more}"
+
+    def _pictures(self, line: dict[str, Any]) -> list[bytes | None]:
+        own = [self.thumbnail_of(line["id"])]
+        return own if self.other_thumbnail_of is None else [*own, self.other_thumbnail_of(line["against_id"])]
 
 
-def _figure(line: dict[str, Any], picture: bytes | None) -> str:
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>:root {{ color-scheme: light dark; font: 14px/1.4 system-ui, sans-serif }} body {{ margin: 1.5em }}
+div {{ padding: 4px 0; border-bottom: 1px solid #8884 }} img {{ border-radius: 3px }}</style>
+</head><body>{body}</body></html>
+"""
+
+
+def _figure(line: dict[str, Any], pictures: list[bytes | None]) -> str:
     words = " · ".join(
         f"{value:.3f}" if isinstance(value, float) else str(value)
         for name, value in line.items()
-        if name not in ("id", "path", "query") and value is not None and value != ""
+        if name not in ("id", "path", "query", "group", "against", "against_id") and value not in (None, "")
     )
-    image = f"<img alt='' src='{data_address(picture)}' style='max-width:96px;max-height:96px'>" if picture else "gone"
-    name = escape(str(line.get("path", line["id"])), quote=True)
+    images = " ".join(
+        f"<img alt='' src='{data_address(each)}' style='width:96px;height:96px;object-fit:contain'>" if each else "gone"
+        for each in pictures
+    )
+    name = escape(" = ".join(str(line[key]) for key in ("path", "against") if key in line), quote=True)
     return (
-        f"<figure title='{name}' style='display:inline-block;margin:4px;width:110px;vertical-align:top;"
-        f"text-align:center;font-size:11px'>{image}<figcaption>{escape(words)}</figcaption></figure>"
+        f"<figure title='{name}' style='display:inline-block;margin:4px 8px;width:{110 * len(pictures)}px;"
+        f"vertical-align:top;text-align:center;font-size:11px'>{images}"
+        f"<figcaption>{escape(words)}</figcaption></figure>"
     )
 
 
@@ -208,7 +237,7 @@ def leaks(collection: "Collection", other: "Collection", threshold: float | None
             lines.append(_line(collection, own) | about | {"likeness": float(likeness[place])})
     num = len({line["against"] for line in lines})
     title = f"{num:,} of {len(other.ids):,} images are here too"
-    return Answer(_table(lines, LEAKS), collection.thumbnail_of, title)
+    return Answer(_table(lines, LEAKS), collection.thumbnail_of, title, other.thumbnail_of)
 
 
 def _same_content(collection: "Collection", other: "Collection") -> Tensor:

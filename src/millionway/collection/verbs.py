@@ -13,7 +13,7 @@ from millionway.collection.collection import Collection
 from millionway.collection.images import are_files, write_list
 from millionway.collection.opening import open_collection, open_others
 from millionway.console import track
-from millionway.files import check_new, replacing
+from millionway.files import check_new, replacing, write_whole
 from millionway.settings.collection import Duplicates, Map, Outliers, Search
 
 log = logging.getLogger("millionway")
@@ -78,12 +78,14 @@ def map(asked: Map) -> Path:
 def _check_out(out: Path | None) -> None:
     if out is not None:
         check_new(out)
-        if out.suffix not in (".csv", ".parquet"):
-            raise ValueError(f"--out {out}: the name must end in .csv or .parquet")
+        if out.suffix not in (".csv", ".parquet", ".html"):
+            raise ValueError(f"--out {out}: the name must end in .csv, .parquet or .html")
 
 
 def _written(found: Answer, out: Path | None) -> pa.Table:
-    if out is not None:
+    if out is not None and out.suffix == ".html":
+        write_whole(out, found.page())
+    elif out is not None:
         with replacing(out) as aside:
             write = csv.write_csv if out.suffix == ".csv" else pq.write_table
             write(found.table, aside)

@@ -49,7 +49,7 @@ class Search(Collected):
     top: Positive[int] = 20
     """answers for each"""
     out: Chosen[Path] = None
-    """a .csv or .parquet for all answers"""
+    """a .csv or .parquet for all answers, or an .html that shows them"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Duplicates(Collected):
     against: Chosen[str] = None
     """other images, such as a test set: which of them are here too?"""
     out: Chosen[Path] = None
-    """a .csv or .parquet for all groups"""
+    """a .csv or .parquet for all groups, or an .html that shows the first ones"""
     write_list: Chosen[Path] = None
     """a .txt with every image that is alone or kept, for pretrain --data"""
 
@@ -75,7 +75,7 @@ class Outliers(Collected):
     top: Positive[int] = 100
     """how many, the strangest first"""
     out: Chosen[Path] = None
-    """a .csv or .parquet for them"""
+    """a .csv or .parquet for them, or an .html that shows them"""
 
 
 @dataclass(frozen=True)
