@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import preloaded
 import scene
-import writes
 
 RESULTS = scene.ROOT / "benchmarks" / "results" / "faults.json"
 PAGE = scene.ROOT / "docs" / "reliability.md"
 FIRST, LAST = "<!-- faults -->", "<!-- /faults -->"
-QUESTIONS = ("kills", "ranks", "writes", "corruptions", "mutated_images", "soak")
+QUESTIONS = ("kills", "ranks", "two_hosts", "writes", "power_loss", "corruptions", "mutated_images", "soak")
 
 
 def commit() -> str:
@@ -46,15 +46,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", nargs="*", default=QUESTIONS, choices=[*QUESTIONS, []])
     parser.add_argument("--short", action="store_true", help="a few of each; nothing is written down")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="for each question, at most")
     chosen = parser.parse_args()
-    if "writes" in (chosen.questions or QUESTIONS):
-        writes.begin_again_with_library()
+    if {"writes", "power_loss"} & set(chosen.questions or QUESTIONS):
+        preloaded.begin_again_with_library()
     failed = []
     with tempfile.TemporaryDirectory() as place:
         scene.prepare(Path(place))
         for name in chosen.questions or QUESTIONS:
             question, folder, started = importlib.import_module(name), Path(place) / name, time.monotonic()
             folder.mkdir()
+            scene.ends_at = started + 60 * chosen.minutes
             answer = question.measure(folder, chosen.short)
             seconds = round(time.monotonic() - started)
             print(f"{name}: {answer['result']} ({seconds} s)", flush=True)
@@ -65,6 +67,7 @@ def main() -> int:
                 what = (question.__doc__ or name).strip().splitlines()[0]
                 about = {"what": what, "must": question.MUST, "commit": commit(), "seconds": seconds}
                 write_down(name, {**about, **answer})
+    preloaded.remove_library()
     return bool(failed)
 
 

@@ -15,9 +15,10 @@ NUM_STEPS = 20_000
 
 def measure(folder: Path, short: bool) -> dict:
     num_steps = 300 if short else NUM_STEPS
-    images = ["--data", "digits", "--max-images", "40", "--image-size", "8", "--threads", "1", "--labels", "none"]
-    steps = ["--epochs", str(num_steps // 10), "--batch-size", "4", "--log-every", "10", "--eval-every", str(num_steps)]
-    options = ["--save-every", str(num_steps // 20), "--hardest", "0", "--out", str(folder / "run")]
+    images = ["--data", str(scene.data), "--labels", "none", "--batch-size", "4", *scene.MODEL, *scene.TINY]
+    epochs = num_steps * 4 // scene.NUM_IMAGES + 1
+    steps = ["--epochs", str(epochs), "--log-every", "10", "--eval-every", str(epochs), "--hardest", "0"]
+    options = ["--save-every", str(num_steps // 20), "--out", str(folder / "run")]
     child = scene.Child(["pretrain", *images, *steps, *options], folder / "said")
     seen = []
     while child.poll() is None:

@@ -107,6 +107,7 @@ def make_folder(path: Path) -> Path:
     """The folder, which may be there already, but not as a link to another place."""
     with suppress(FileExistsError):
         path.mkdir()
+        sync(path.parent)
     if not stat.S_ISDIR(path.lstat().st_mode):
         raise BadFile(path, "it is not a folder but a link or a file", "Remove it")
     return path

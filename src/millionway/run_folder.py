@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from millionway.files import TEMPORARY, check_folder, open_append, read_regular, remove, remove_leftovers
+from millionway.files import TEMPORARY, check_folder, open_append, read_regular, remove, remove_leftovers, sync
 from millionway.settings.pretrain import Pretrain
 from millionway.settings.stored import CONFIG, STARTING, has_begun, write_start
 
@@ -51,6 +51,8 @@ def _mkdir(run: Path) -> bool:
     """Whoever makes the folder is first; others see a start, and find it locked."""
     try:
         run.mkdir()
+        with suppress(PermissionError):  # a folder that may be written to, and not listed
+            sync(run.parent)
         return True
     except FileExistsError:
         return False

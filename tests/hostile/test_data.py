@@ -1,6 +1,7 @@
 """Images, archives, arrays and tables made by somebody who means harm: refused by name, and nothing else happens."""
 
 import io
+import json
 import os
 import resource
 import struct
@@ -158,6 +159,30 @@ def test_an_offset_out_of_an_arrow_file_is_found(tmp_path: Path, name: str) -> N
     done = subprocess.run([*command, "--out", str(tmp_path / "list.arrow")], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert "table.arrow: not a readable table" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"width": float("inf")},
+        {"height": float("nan")},
+        {"width": "wide"},
+        {"file_name": 3},
+        {"file_name": ["0.png"]},
+        {"file_name": "0\0.png"},
+        {"id": {}},
+    ],
+)
+def test_a_coco_file_of_anything_is_one_clear_line(photos: Path, change: dict, capsys) -> None:
+    """Python's JSON knows Infinity and NaN."""
+    image = {"id": 1, "file_name": "0.png", "width": 20, "height": 20}
+    box = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}
+    content = {"images": [image | change], "annotations": [box], "categories": [{"id": 1, "name": "cell"}]}
+    (photos / "boxes.json").write_text(json.dumps(content))
+    encoder = ["--encoder", "narrow-resnet", "--weights", "random"]
+    assert main(["evaluate", "detect", "--data", str(photos / "boxes.json"), *encoder]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("millionway: ") and "boxes.json: not in COCO's form" in line
 
 
 def test_names_are_spelled_out_in_log_and_terminal(photos: Path, tmp_path: Path, capsys) -> None:

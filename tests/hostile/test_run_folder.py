@@ -1,9 +1,11 @@
 """A run folder from somebody else, or damaged: it runs nothing, writes and removes nothing elsewhere, and is refused by
 one line that names the file."""
 
+import errno
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import struct
@@ -180,6 +182,50 @@ def test_folders_from_before_there_were_seals_are_read_with_a_warning(run: Path,
     assert "config.json has no seal" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("left", [0, 3])
+def test_lost_lines_are_missed(run: Path, left: int, capsys) -> None:
+    """The newest checkpoint knows how many there were."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:left]))
+    for command in (verb(run, "report"), verb(run, "pretrain", "--resume")):
+        assert main(command) == 0
+        assert re.search(r"metrics.jsonl: of \d+ lines \d+ are missing", capsys.readouterr().err)
+
+
+def test_a_whole_run_misses_no_line(run: Path, capsys) -> None:
+    assert main(verb(run, "report")) == 0
+    assert main(verb(run, "pretrain", "--resume")) == 0
+    assert "missing" not in capsys.readouterr().err
+
+
+def test_features_of_an_epoch_are_sealed(run: Path) -> None:
+    from millionway.evaluation.snapshots import read_snapshot
+
+    path, other = run / "snapshots" / "epoch_00001.safetensors", run / "snapshots" / "epoch_00002.safetensors"
+    assert len(read_snapshot(run, 1).ids) == 120
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match=r"epoch_00001.safetensors: .* seal is broken"):
+        read_snapshot(run, 1)
+    _flip(other, other.stat().st_size - 1)
+    with pytest.raises(ValueError, match=r"epoch_00002.safetensors: .* seal is broken"):
+        read_snapshot(run, 2)
+
+
+def test_a_result_is_not_taken_for_another(run: Path, capsys) -> None:
+    """Both are sealed, and look alike."""
+    shutil.copy(run / "evaluation" / "neighbors.json", run / "evaluation" / "samples.json")
+    assert "it is of 'neighbors'" in one_line(capsys, "samples.json", verb(run, "report"))
+
+
+def test_last_is_written_again(run: Path) -> None:
+    for content in (None, b"", b"step_00000001\n"):
+        (run / "checkpoints" / "last").unlink()
+        if content is not None:
+            (run / "checkpoints" / "last").write_bytes(content)
+        assert main(verb(run, "pretrain", "--resume")) == 0
+        assert (run / "checkpoints" / "last").read_text() == "step_00000014\n"
+
+
 # --- what a file says -------------------------------------------------------------------------------------------------
 
 ODD = [None, [], {}, "text", -1, 1e308, True, [1, 2, 3], {"a": {}}]
@@ -237,6 +283,30 @@ def test_an_encoder_of_any_name_is_no_program(run: Path, capsys) -> None:
         weights = safetensors.torch.load_file(path)
         safetensors.torch.save_file(weights, path, {"millionway_encoder": json.dumps(about)})
         one_line(capsys, "encoder.safetensors", [*verb(run, "export"), "--out", str(run / "w.safetensors")])
+
+
+@pytest.mark.parametrize("library", ["Python", "safetensors"])
+def test_a_disk_that_fails_is_told_with_how_to_go_on(
+    tmp_path: Path, digit_folder: Path, finished: Path, library: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    run, sync = tmp_path / "run", os.fsync
+
+    def fsync(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("metrics.jsonl"):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(file)
+
+    def save_file(*_: object) -> None:
+        raise safetensors.SafetensorError("I/O error: Input/output error (os error 5)")
+
+    with monkeypatch.context() as broken:
+        if library == "Python":
+            broken.setattr(os, "fsync", fsync)
+        else:
+            broken.setattr("millionway.train.checkpoint.save_file", save_file)
+        assert "--resume" in one_line(capsys, "Input/output error", _start(digit_folder, run))
+    assert main(verb(run, "pretrain", "--resume")) == 0
+    assert (run / "encoder.safetensors").read_bytes() == (finished / "encoder.safetensors").read_bytes()
 
 
 # --- starts -----------------------------------------------------------------------------------------------------------

@@ -180,8 +180,11 @@ def _coco(path: Path) -> tuple[Raw, set[str]]:
         listed = [(e["file_name"], int(e["width"]), int(e["height"]), by_image[e["id"]]) for e in content["images"]]
     except OSError as error:
         raise ValueError(f"--data {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"--data {path}: not in COCO's form ({type(error).__name__}: {error})") from None
+    for name in (*names.values(), *(file for file, *_ in listed)):
+        if not isinstance(name, str) or "\0" in name:
+            raise ValueError(f"--data {path}: not in COCO's form ({name!r:.60} is no name)")
     above, name = path.parent.parent, path.stem.removeprefix("instances_")  # COCO's own: annotations/instances_NAME
     folders = [path.parent, path.parent / "images", path.parent / path.stem, above / "images", above / name, above]
     raw = []

@@ -1,17 +1,25 @@
 """Features of a few images at each evaluation of a run, so that one can watch them come apart."""
 
+import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from millionway.files import make_folder, replacing
+from millionway.files import BadFile, make_folder, replacing
+from millionway.model.encoder_file import tensors_hash
+from millionway.seals import opened, sealed
+
+log = logging.getLogger("millionway")
 
 MAX_IMAGES = 2000
+HEADER = "millionway_snapshot"
+DAMAGED = "Remove it: the page has one map less"
 NAME = re.compile(r"epoch_(\d{1,9})\.safetensors")
 
 
@@ -24,7 +32,9 @@ class Snapshot:
 def write_snapshot(run: Path, epoch: int, snapshot: Snapshot) -> None:
     folder = make_folder(run / "snapshots")
     with replacing(folder / f"epoch_{epoch:05d}.safetensors") as aside:
-        save_file({"instance_ids": snapshot.ids.contiguous(), "features": snapshot.features.half().contiguous()}, aside)
+        tensors = {"instance_ids": snapshot.ids.contiguous(), "features": snapshot.features.half().contiguous()}
+        about = sealed({"epoch": epoch, "sha256": tensors_hash(tensors)})
+        save_file(tensors, aside, {HEADER: json.dumps(about)})
 
 
 def snapshot_epochs(run: Path) -> list[int]:
@@ -36,10 +46,16 @@ def snapshot_epochs(run: Path) -> list[int]:
 def read_snapshot(run: Path, epoch: int) -> Snapshot:
     path = run / "snapshots" / f"epoch_{epoch:05d}.safetensors"
     try:
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
         stored = load_file(path)
         snapshot = Snapshot(stored["instance_ids"], stored["features"])
     except (OSError, SafetensorError, KeyError) as error:
-        raise ValueError(f"{path}: not a file of features ({error})") from None
+        raise BadFile(path, f"not a file of features ({error})", DAMAGED) from None
+    if HEADER not in header:
+        log.warning("%s has no seal, so nobody can tell whether it was changed or damaged", path)
+    elif opened(path, header[HEADER], DAMAGED) != {"epoch": epoch, "sha256": tensors_hash(stored)}:
+        raise BadFile(path, "it is not as it was written: its seal is broken", DAMAGED)
     if snapshot.ids.shape != snapshot.features.shape[:1] or not bool(torch.isfinite(snapshot.features).all()):
-        raise ValueError(f"{path}: not a finite feature for every image")
+        raise BadFile(path, "not a finite feature for every image", DAMAGED)
     return snapshot

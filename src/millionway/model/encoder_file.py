@@ -27,12 +27,12 @@ def save_encoder(encoder: Encoder, path: Path, **notes: str) -> None:
     """`notes` go into the header."""
     state = {name: tensor.contiguous() for name, tensor in encoder.backbone.state_dict().items()}
     # A single entry: safetensors writes several in any order, and equal encoders should be equal files.
-    about = {**dataclasses.asdict(encoder.spec), **notes, WEIGHTS: _weights_hash(state)}
+    about = {**dataclasses.asdict(encoder.spec), **notes, WEIGHTS: tensors_hash(state)}
     with replacing(path) as aside:
         save_file(state, aside, {HEADER: json.dumps(sealed(about))})
 
 
-def _weights_hash(state: dict[str, Tensor]) -> str:
+def tensors_hash(state: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -83,7 +83,7 @@ def read_encoder_file(path: Path) -> tuple[EncoderSpec, dict]:
     if HEADER not in header:
         raise BadFile(path, "its header does not say which encoder it is, so it was not written by millionway")
     about = opened(path, header[HEADER], DAMAGED)
-    if WEIGHTS in about and about[WEIGHTS] != _weights_hash(state):
+    if WEIGHTS in about and about[WEIGHTS] != tensors_hash(state):
         raise BadFile(path, "its weights are not as they were written: their checksum is wrong", DAMAGED)
     broken = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
     if broken:

@@ -2,16 +2,20 @@
 
 import base64
 import binascii
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from millionway.files import BadFile
-from millionway.reporting.metrics import read_metrics
+from millionway.reporting.metrics import read_metrics, warn_of_missing
 from millionway.seals import read_json
+
+log = logging.getLogger("millionway")
 
 Kind = TypeVar("Kind")
 REMEDY = "Remove it and try again"
+PICTURED = ("neighbors", "samples")
 PICTURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 
 
@@ -60,18 +64,36 @@ def read_contents(run: Path) -> Contents:
     """ValueError, with the file's name, for anything that a run does not write."""
     if not (run / "config.json").is_file():
         raise ValueError(f"{run}: not a run folder (no config.json)")
-    results = {path.stem: path for path in sorted((run / "evaluation").glob("*.json"))}
-    pictures = {name: results.pop(name, None) for name in ("neighbors", "samples")}
-    environment = run / "environment.json"
+    results = {path.stem: path for path in sorted((run / "evaluation").glob("*.json")) if path.stem not in PICTURED}
+    lines = read_metrics(run / "metrics.jsonl")
+    warn_of_missing(run, lines)
     return Contents(
         name=run.resolve().name,
         settings=read_json(run / "config.json", REMEDY),
-        environment=read_json(environment, REMEDY) if environment.is_file() else {},
-        lines=read_metrics(run / "metrics.jsonl"),
+        environment=_environment(run / "environment.json"),
+        lines=lines,
         scores=[score for protocol, path in results.items() for score in _scores(protocol, path)],
-        neighbors=_pictures(pictures["neighbors"]),
-        samples=_pictures(pictures["samples"]),
+        neighbors=_pictures(run / "evaluation" / "neighbors.json"),
+        samples=_pictures(run / "evaluation" / "samples.json"),
     )
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        log.warning("%s is not there", path)
+        return {}
+    environment = read_json(path, REMEDY)
+    if "cpu" not in environment:
+        raise _wrong(path, "it does not say what the run was trained on")
+    return environment
+
+
+def _result(path: Path) -> dict[str, Any]:
+    """One of evaluation/, which says in itself what it is of."""
+    result = read_json(path, REMEDY)
+    if result.get("protocol", path.stem) != path.stem:
+        raise _wrong(path, f"it is of {result['protocol']!r:.60}, not of {path.stem}")
+    return result
 
 
 def _wrong(path: Path, what: str) -> BadFile:
@@ -92,7 +114,7 @@ def _number(value: Any, path: Path, name: str) -> float:
 
 def _scores(protocol: str, path: Path) -> list[Score]:
     """Numbers alone; words such as the verdict stand elsewhere on the page."""
-    result = read_json(path, REMEDY)
+    result = _result(path)
     about = _of(dict, result.get("settings", {}), path, "settings")
     scored_on = Path(_of(str, about.get("data", ""), path, "data")).name
     counts = [about.get(name) for name in ("num_queries", "num_bank")]
@@ -111,10 +133,10 @@ def _scores(protocol: str, path: Path) -> list[Score]:
     return scores
 
 
-def _pictures(path: Path | None) -> list[list[Picture]]:
-    if path is None:
+def _pictures(path: Path) -> list[list[Picture]]:
+    if not path.exists():
         return []
-    rows = _of(list, _of(dict, read_json(path, REMEDY).get("numbers"), path, "numbers").get("rows"), path, "rows")
+    rows = _of(list, _of(dict, _result(path).get("numbers"), path, "numbers").get("rows"), path, "rows")
     return [[_picture(entry, path) for entry in _of(list, row, path, "a row")] for row in rows]
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from millionway.files import BadFile, read_regular
-from millionway.seals import SEAL, check_fields
+from millionway.seals import SEAL, check_fields, read_json
 
 log = logging.getLogger("millionway")
 
 MAX_BYTES = 1 << 28
+MAX_NAME_BYTES = 100
 ALWAYS = {"kind": str, "step": int, "epoch": (int, float)}
 NUMBERS = {
     "step": ("loss", "batch_top1", "lr", "images_per_second"),
@@ -43,6 +44,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if bad:
         log.warning("%s: %d lines are damaged and left out, the first is line %d", path, len(bad), bad[0])
     return lines
+
+
+def warn_of_missing(run: Path, lines: list[dict[str, Any]]) -> None:
+    """Of lines that the newest checkpoint knows of, and that are gone."""
+    try:
+        name = read_regular(run / "checkpoints" / "last", MAX_NAME_BYTES).decode().strip()
+        state = read_json(run / "checkpoints" / Path(name).name / "state.json")
+        num = state.get("num_lines", 0)  # older versions did not count them
+    except ValueError:
+        return  # whoever needs the checkpoint says what is wrong with it
+    if isinstance(num, int) and num > len(lines):
+        log.warning("%s: of %d lines %d are missing", run / "metrics.jsonl", num, num - len(lines))
 
 
 def _opened(path: Path, text: str) -> dict[str, Any]:

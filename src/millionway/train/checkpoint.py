@@ -67,12 +67,14 @@ class _Snapshot:
     model: dict[str, Tensor]
     classifier: dict[str, Tensor]
     num_instances: int
+    num_lines: int = 0
+    """of metrics.jsonl, so that lost ones are missed"""
 
     @staticmethod
-    def of(state: State) -> "_Snapshot":
+    def of(state: State, num_lines: int = 0) -> "_Snapshot":
         model, rows = state.model_tensors(), state.classifier_tensors()
         prior = None if state.prior is None else asdict(state.prior)
-        return _Snapshot(state.step, prior, model, rows, state.classifier.num_instances)
+        return _Snapshot(state.step, prior, model, rows, state.classifier.num_instances, num_lines)
 
     def copy(self) -> "_Snapshot":
         model, rows = ({k: v.to("cpu", copy=True) for k, v in t.items()} for t in (self.model, self.classifier))
@@ -98,10 +100,10 @@ class Saver:
         self.under_way: Future | None = None
         self.said = False
 
-    def save(self, state: State) -> None:
+    def save(self, state: State, num_lines: int = 0) -> None:
         """Begin to write. What went wrong with the last one is raised here, or by `wait`."""
         self.wait()
-        snapshot = _Snapshot.of(state)
+        snapshot = _Snapshot.of(state, num_lines)
         # Twice, because the ranks of a machine ask at the same time, and the training needs some.
         too_large = 2 * num_local_ranks() * snapshot.num_bytes > free_memory_bytes()
         if any_rank(self.group, too_large or state.classifier.store is not None):
@@ -156,7 +158,7 @@ def _finish(aside: Path, final: Path, snapshot: _Snapshot, fingerprint: str, kee
     """Seal what all ranks have written and bring it into view."""
     checkpoints = final.parent
     counters = {"version": 2, "step": snapshot.step, "prior": snapshot.prior, "fingerprint": fingerprint}
-    write_json(aside / "state.json", counters)
+    write_json(aside / "state.json", {**counters, "num_lines": snapshot.num_lines})
     seals = {**_seals(checkpoints), final.name: seal_folder(aside)}
     if final.exists():  # a damaged one of the same step, or one of other images
         _write_last(checkpoints, {name: seal for name, seal in seals.items() if name != final.name})
@@ -193,6 +195,13 @@ def _write_last(checkpoints: Path, seals: dict[str, str]) -> None:
     write_whole(checkpoints / "last", "".join(f"{name}\n" for name in names[:1]))
 
 
+def _mend_last(newest: Path) -> None:
+    """It is read by people and other programs alone, so damage to it would else stay."""
+    last = newest.parent / "last"
+    if not last.exists() or last.read_bytes() != f"{newest.name}\n".encode():
+        write_whole(last, f"{newest.name}\n")
+
+
 def _seals(checkpoints: Path) -> dict[str, str]:
     """{name: checksum of its manifest.json}. Without the file, each checkpoint's own seals must do."""
     if not (checkpoints / "seals").exists():
@@ -214,6 +223,7 @@ def load_newest(checkpoints: Path, state: State, fingerprint: str) -> bool:
     folder = all_gather_object(group, newest)[0]
     if folder is None:
         return False
+    on_first_rank(group, lambda: _mend_last(folder))
     all_or_none(group, lambda: _load(folder, state))
     try:
         load_shards(state.classifier_tensors(), folder / "classifier", group, state.classifier.num_instances)

@@ -112,7 +112,9 @@ class Loop:
             if self.group.size > 1 and not is_own:
                 words = stops.lost_contact(error, self.run, self.state.step + 1, self.heartbeat)
                 raise RunStopped(words) from error
-            raise
+            if isinstance(error, RuntimeError):
+                raise
+            raise RunStopped(stops.failed_disk(error, self.run)) from error
         finally:
             for each in (self.saver, self.heartbeat, self.monitor, self.dataset.store):
                 each.close()
@@ -291,7 +293,7 @@ class Loop:
         if not self.state.all_finite():
             raise NotFiniteError("weights or rows are not finite (NaN or infinity)")
         all_or_none(self.group, self.monitor.sync)
-        self.saver.save(self.state)
+        self.saver.save(self.state, self.monitor.num_lines)
 
     def _diverged(self, what: str) -> str:
         if self.state.prior is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from millionway.files import make_folder, open_append, write_whole
-from millionway.reporting.metrics import line_of, read_metrics
+from millionway.reporting.metrics import line_of, read_metrics, warn_of_missing
 
 
 class Metrics:
@@ -22,9 +22,9 @@ class Metrics:
         """
         from torch.utils.tensorboard import SummaryWriter
 
-        self.path = run / "metrics.jsonl"
+        self.path, self.num_lines = run / "metrics.jsonl", 0
         if resume_at is not None:
-            _drop_lines_after(self.path, resume_at[1])
+            self.num_lines = _drop_lines_after(run, self.path, resume_at[1])
         self.file = open_append(self.path)
         purge = None if resume_at is None else resume_at[0] + 1
         self.events = SummaryWriter(str(make_folder(run / "tensorboard")), purge_step=purge)
@@ -33,6 +33,7 @@ class Metrics:
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **numbers}
         self.file.write(line_of(line))
         self.file.flush()
+        self.num_lines += 1
         for name, value in numbers.items():
             self.events.add_scalar(f"{kind}/{name}", value, step)
 
@@ -48,9 +49,13 @@ class Metrics:
                 file.close()
 
 
-def _drop_lines_after(path: Path, epoch: float) -> None:
-    kept = [line for line in read_metrics(path) if line["epoch"] <= round(epoch, 6)]
+def _drop_lines_after(run: Path, path: Path, epoch: float) -> int:
+    """How many are left."""
+    lines = read_metrics(path)
+    warn_of_missing(run, lines)
+    kept = [line for line in lines if line["epoch"] <= round(epoch, 6)]
     write_whole(path, "".join(map(line_of, kept)))
+    return len(kept)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

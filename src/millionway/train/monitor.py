@@ -275,6 +275,11 @@ class Monitor:
         order = torch.randperm(len(ids), generator=randomness.generator(self.config.training.seed, purpose))
         return ids[order[:at_most]]
 
+    @property
+    def num_lines(self) -> int:
+        """Of metrics.jsonl, on the first rank."""
+        return 0 if self.metrics is None else self.metrics.num_lines
+
     def sync(self) -> None:
         """Everything written is on the disk."""
         if self.metrics is not None:

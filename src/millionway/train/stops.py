@@ -45,6 +45,13 @@ def no_space(run: Path) -> str:
     return f"no space left in {run}. {newest}. Make space, then: {resume_command(run)}"
 
 
+def failed_disk(error: Exception, run: Path) -> str:
+    """A call to the system that failed, whichever library made it."""
+    where = getattr(error, "filename", None) or f"in {run}"
+    reason = getattr(error, "strerror", None) or first_line(error)
+    return f"{where}: {reason}. If that is repaired: {resume_command(run)}"
+
+
 def lost_contact(error: Exception, run: Path, step: int, heartbeat: Heartbeat) -> str:
     """Another rank stopped, hangs or cannot be reached."""
     reason = re.sub(r"^\[[^]]*\] *", "", first_line(error))  # without the line of the library's source
