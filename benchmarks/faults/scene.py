@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 # The smallest run with all parts: prior, hardest classes, smoothing, k-NN, checkpoints of which old ones go.
 STEPS = ["--epochs", "2", "--save-every", "1", "--log-every", "1", "--keep", "2", "--eval-every", "2"]
-METHOD = ["--hardest", "3", "--smoothing", "0.2"]
+METHOD = ["--hardest", "3", "--smoothing", "0.2", "--optimizer", "sgd", "--pairs", "0", "--views", "1"]
 MODEL = ["--dim", "16", "--image-size", "8", "--threads", "1", "--device", "cpu"]
 TINY = ["--encoder", "timm/test_resnet"]
 QUICK_TO_IMPORT = ["--encoder", "narrow-resnet", "--stem", "standard"]  # for processes that start anew
