@@ -298,7 +298,9 @@ def study(args: list[str]) -> None:
 
 def report(args: list[str]) -> None:
     """draw the page of a run again"""
-    print(f"written  {millionway.report(parse(Report, args, 'report').run)}")
+    chosen = parse(Report, args, "report")
+    with _messages():
+        print(f"written  {millionway.report(chosen.run)}")
 
 
 def presets(args: list[str]) -> None:

@@ -179,8 +179,8 @@ def test_a_coco_file_of_anything_is_one_clear_line(photos: Path, change: dict, c
     box = {"image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5]}
     content = {"images": [image | change], "annotations": [box], "categories": [{"id": 1, "name": "cell"}]}
     (photos / "boxes.json").write_text(json.dumps(content))
-    encoder = ["--encoder", "narrow-resnet", "--weights", "random"]
-    assert main(["evaluate", "detect", "--data", str(photos / "boxes.json"), *encoder]) == 2
+    boxes, encoder = str(photos / "boxes.json"), ["--encoder", "narrow-resnet", "--weights", "random"]
+    assert main(["evaluate", "detect", "--data", boxes, "--test-data", boxes, *encoder]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("millionway: ") and "boxes.json: not in COCO's form" in line
 
