@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from millionway.files import BadFile, make_folder, replacing
+from millionway.files import BadFile, make_folder, replacing, write_tensors
 from millionway.model.encoder_file import tensors_hash
 from millionway.seals import opened, sealed
 
@@ -34,7 +34,7 @@ def write_snapshot(run: Path, epoch: int, snapshot: Snapshot) -> None:
     with replacing(folder / f"epoch_{epoch:05d}.safetensors") as aside:
         tensors = {"instance_ids": snapshot.ids.contiguous(), "features": snapshot.features.half().contiguous()}
         about = sealed({"epoch": epoch, "sha256": tensors_hash(tensors)})
-        save_file(tensors, aside, {HEADER: json.dumps(about)})
+        write_tensors(aside, tensors, {HEADER: json.dumps(about)})
 
 
 def snapshot_epochs(run: Path) -> list[int]:

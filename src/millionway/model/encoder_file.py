@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from millionway.files import BadFile, replacing
+from millionway.files import BadFile, replacing, write_tensors
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, full_name
 from millionway.seals import check_fields, opened, sealed
 
@@ -29,7 +28,7 @@ def save_encoder(encoder: Encoder, path: Path, **notes: str) -> None:
     # A single entry: safetensors writes several in any order, and equal encoders should be equal files.
     about = {**dataclasses.asdict(encoder.spec), **notes, WEIGHTS: tensors_hash(state)}
     with replacing(path) as aside:
-        save_file(state, aside, {HEADER: json.dumps(sealed(about))})
+        write_tensors(aside, state, {HEADER: json.dumps(sealed(about))})
 
 
 def tensors_hash(state: dict[str, Tensor]) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from millionway.files import (
@@ -36,6 +36,7 @@ from millionway.files import (
     remove_leftovers,
     sync,
     temporary_name,
+    write_tensors,
     write_whole,
 )
 from millionway.machine import free_memory_bytes, num_local_ranks
@@ -151,7 +152,7 @@ def _write(checkpoints: Path, fingerprint: str, keep: int, snapshot: _Snapshot, 
 def _begin(aside: Path, snapshot: _Snapshot) -> None:
     remove_leftovers(make_folder(aside.parent))
     aside.mkdir()
-    save_file(snapshot.model, aside / "model.safetensors")
+    write_tensors(aside / "model.safetensors", snapshot.model)
 
 
 def _finish(aside: Path, final: Path, snapshot: _Snapshot, fingerprint: str, keep: int) -> None:
