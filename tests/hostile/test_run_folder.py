@@ -358,6 +358,28 @@ def _new_run(run: Path, begin: float, results: multiprocessing.Queue) -> None:
         results.put(str(error))
 
 
+def test_a_start_that_comes_an_instant_later_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one makes the folder, and begins, between its look for the folder and its own mkdir."""
+    from millionway.run_folder import new_run_folder
+    from millionway.settings.pretrain import Pretrain
+    from millionway.settings.stored import write_settings
+
+    run, mkdir = tmp_path / "run", os.mkdir
+    config = Pretrain(data="digits", out=run)
+
+    def late_mkdir(path: Path, *mode: int) -> None:
+        if path == run:
+            monkeypatch.setattr(os, "mkdir", mkdir)
+            with new_run_folder(run, config):
+                write_settings(run, config)
+        mkdir(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", late_mkdir)
+    with pytest.raises(ValueError, match="exists already"), new_run_folder(run, config):
+        pass
+    assert sorted(os.listdir(run)) == ["config.json", "train.log"]
+
+
 def test_of_several_starts_one_wins_and_keeps_its_files(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for number in range(20):
