@@ -83,8 +83,10 @@ bench-collection: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/collection.py planted --run $(RUN) --data $(DATA)
 
-# The pictures of the page in docs/, of the run RUN on the images DATA; needs chromium and chromedriver.
+# The pictures in docs/, of the run RUN on the images DATA; OTHER are images that it has not seen. The page is looked at by
+# chromium and chromedriver.
 pictures: $(READY)
+	$(BIN)/python benchmarks/first_picture.py --run $(RUN) --data $(OTHER)
 	$(BIN)/python benchmarks/pictures.py --run $(RUN) --data $(DATA) --out $(RUN)/../collection.parquet
 
 clean:

@@ -30,7 +30,8 @@ def measure(preset: str, seed: int, folder: Path) -> dict:
     first = next(line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "evaluation")
     numbers = {name: value for name, value in first.items() if name.startswith("random_")}
     numbers |= {f"after_prior_{name}": first[name] for name in ("knn_200", "knn_20")}
-    numbers |= millionway.evaluate("knn", run, seed=seed) | millionway.evaluate("linear", run, seed=seed)
+    numbers |= millionway.evaluate("knn", run, seed=seed, untrained="no")
+    numbers |= millionway.evaluate("linear", run, seed=seed, untrained="no")
     return {"seed": seed, "seconds": seconds, **numbers}
 
 

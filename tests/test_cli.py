@@ -60,7 +60,8 @@ def test_evaluate(run, digit_folder, protocol: str, capsys) -> None:
     assert result["protocol"] == protocol and all(0 < value <= 1 for value in result["numbers"].values())
     assert result["settings"]["num_bank"] + result["settings"]["num_queries"] == 120
     assert protocol in capsys.readouterr().out
-    assert millionway.evaluate(protocol, run) == {**result["numbers"], "chance": result["settings"]["chance"]}
+    others = {"chance": result["settings"]["chance"], "untrained": result["untrained"]}
+    assert millionway.evaluate(protocol, run) == {**result["numbers"], **others}
 
 
 def test_embed(run, digit_folder, tmp_path) -> None:
@@ -153,6 +154,9 @@ def test_help_is_there_for_every_verb(capsys) -> None:
 
 def test_bad_words(capsys, tmp_path, run) -> None:
     assert "Did you mean 'pretrain'" in refused(capsys, "pretran")
+    twice = refused(capsys, "pretrain", "--dta", tmp_path, "--out", tmp_path / "x", "--epoch=3", "--image_size", 32)
+    assert "Did you mean '--data'" in twice and "Did you mean '--epochs'" in twice and "image_size" not in twice
+    assert "Did you mean '--data'" in refused(capsys, "evaluate", "knn", "--dat", "x", "--no-cache")
     assert "Did you mean 'digits'" in refused(capsys, "pretrain", "--preset", "digit", "--out", tmp_path / "x")
     args = ("pretrain", "--data", "digits", "--out", tmp_path / "x")
     assert "resnet50" in refused(capsys, *args, "--encoder", "resnet5O")

@@ -10,12 +10,17 @@ from millionway.cli import VERBS, main
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "millionway"
-README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    block = README.split("## The tree is the method")[1].split("```")[1].split("\nbenchmarks")[0]
+def test_the_tree_in_the_documents_is_the_tree() -> None:
+    block = (
+        (ROOT / "docs" / "code.md")
+        .read_text()
+        .split("## The tree is the method")[1]
+        .split("```")[1]
+        .split("\nbenchmarks")[0]
+    )
     listed, folders = set(), []
     for line in block.splitlines()[2:]:
         depth = (len(line) - len(line.lstrip())) // 2 - 1

@@ -6,7 +6,6 @@ it is called.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from millionway.collection.collection import Collection
     from millionway.data.indexing import Changes
     from millionway.model.encoder import Encoder
+    from millionway.train.outlook import Outlook
     from millionway.train.plan import Answer
     from millionway.train.run_object import Run
 
@@ -86,17 +86,24 @@ def evaluate(asked: Evaluate) -> dict[str, Any]:
     With several seeds the numbers are means. The file PROTOCOL.json goes to RUN/evaluation, or to `out`.
     """
     from millionway.evaluation.protocols import evaluate as run
+    from millionway.reporting.page import redraw
 
     results = run(asked)
     if asked.run is not None and asked.out is None and (asked.run / "config.json").is_file():
-        with suppress(OSError, ValueError):  # the numbers are there; the page is not what was asked for
-            report(asked.run)
+        redraw(asked.run)
     return results if asked.protocol == "all" else results[asked.protocol]
 
 
 @taking(Plan)
-def plan(asked: Plan) -> dict[str, Answer]:
-    """Memory, communication and largest number of images of a run, with rows split (hybrid) or replicated."""
+def plan(asked: Plan) -> dict[str, Answer] | Outlook:
+    """Of `data`: memory, a batch that fits, time and disk of a run here.
+
+    Of a number of images: memory, communication and largest number, with rows split (hybrid) or replicated.
+    """
+    if asked.data is not None:
+        from millionway.train.outlook import outlook
+
+        return outlook(asked)
     from millionway.train.plan import plan as run
 
     return run(asked)

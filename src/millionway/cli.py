@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +112,14 @@ def _after_restart(args: list[str]) -> list[str]:
 
 def evaluate(args: list[str]) -> None:
     """score an encoder: knn, linear, few-labels, finetune, retrieval, detect, health"""
-    from millionway.evaluation.results import rows
+    from millionway.evaluation.results import columns, rows
 
     chosen = parse(Evaluate, args, "evaluate")
     with _messages():
         numbers = millionway.evaluate(**vars(chosen))
-    table = Table("protocol", "", "value")
-    for row in rows(numbers if chosen.protocol == "all" else {chosen.protocol: numbers}):
+    results = numbers if chosen.protocol == "all" else {chosen.protocol: numbers}
+    table = Table("protocol", "", "value", *columns(results).values())
+    for row in rows(results):
         table.add_row(*row)
     out.print(table)
     folder = chosen.out or (chosen.run / "evaluation" if chosen.run and chosen.run.is_dir() else None)
@@ -126,9 +128,21 @@ def evaluate(args: list[str]) -> None:
 
 
 def plan(args: list[str]) -> None:
-    """say what a run would take: memory, communication, the largest number of images"""
+    """say what a run would take: memory, a batch that fits, hours, disk"""
     chosen = parse(Plan, args, "plan")
-    answers = millionway.plan(**vars(chosen))
+    with _messages():
+        found = millionway.plan(**vars(chosen))
+    if isinstance(found, dict):
+        _print_plan(found, chosen)
+        return
+    print("\n".join(found.lines()))
+    if chosen.verbose:
+        about = found.question
+        _print_plan(found.answers, replace(chosen, instances=about.instances, device_memory=about.device_memory))
+
+
+def _print_plan(answers: dict[str, Any], chosen: Plan) -> None:
+    """The parts of memory and communication, and what was measured."""
     names = {"hybrid": "rows split", "replicated": "rows replicated (DDP)"}
     table = Table("on each device", *names.values(), title=f"{chosen.instances:,} images on {chosen.devices} devices")
     for part in ("memory", "communication"):
@@ -143,7 +157,7 @@ def plan(args: list[str]) -> None:
         table.add_row(f"seconds a step, {part}", f"{seconds:.2f}", "")
     search = answers["hybrid"].hardest_seconds
     if search is not None:
-        how = "measured on fewer rows" if chosen.calibrate else "estimated"
+        how = "measured on fewer rows" if answers["hybrid"].seconds else "estimated"
         table.add_row(f"seconds an epoch, hardest classes ({how})", f"{search:.1f}", "")
     out.print(table)
     work = answers["hybrid"].work

@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,9 @@ from rich.progress import (
 from millionway.files import open_append
 
 Item = TypeVar("Item")
-console = Console(stderr=True)
+IN_NOTEBOOK = "ipykernel" in sys.modules
+"""there a bar would write line after line"""
+console = Console(stderr=True, force_jupyter=False, force_terminal=False if IN_NOTEBOOK else None)
 log = logging.getLogger("millionway")
 TO_TERMINAL = "millionway to terminal"
 
@@ -61,21 +64,22 @@ def be_quiet() -> None:
 
 
 @contextmanager
-def messages(log_file: Path | None = None) -> Iterator[None]:
-    """Messages go to the terminal, and with their time to a file."""
+def messages(log_file: Path | None = None, verbose: bool = False) -> Iterator[None]:
+    """Messages go to the terminal, what is about internals only if it is verbose; all of them, with time, to a file."""
     handlers: list[logging.Handler] = []
     if not any(handler.name == TO_TERMINAL for handler in log.handlers):  # a verb that runs another one speaks once
         # Rich keeps messages and bars from writing over each other.
         rich = RichHandler(console=console, show_path=False, show_level=False, show_time=False)
         handlers.append(rich if console.is_terminal or console.quiet else logging.StreamHandler())
         handlers[0].name = TO_TERMINAL
+        handlers[0].setLevel(logging.DEBUG if verbose else logging.INFO)
         handlers[0].setFormatter(_Lines())
     if log_file is not None:
         to_file = _QuietFileHandler(open_append(log_file))
         to_file.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
         handlers.append(to_file)
     level = log.level
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.DEBUG)
     for handler in handlers:
         log.addHandler(handler)
     try:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from millionway.data import images
-from millionway.data.images import UnreadableImage, decode
+from millionway.data.images import UnreadableImage, decode, decode_with_mode
 
 
 def encoded(image: Image.Image, format: str, **options) -> bytes:
@@ -70,7 +70,10 @@ def test_broken_exif_does_not_matter() -> None:
 
 def test_animation_gives_its_first_frame() -> None:
     frames = [Image.new("RGB", (10, 10), color) for color in ((255, 0, 0), (0, 255, 0))]
-    image = decode(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert decode_with_mode(data)[1] == "P of several" and decode_with_mode(encoded(frames[0], "GIF"))[1] == "P"
+    assert decode_with_mode(encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]))[1] == "RGB of several"
+    image = decode(data)
     assert (pixels(image)[0, 0] == (255, 0, 0)).all()
 
 

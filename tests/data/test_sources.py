@@ -1,11 +1,14 @@
 import gzip
 import os
+import shutil
 import struct
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from millionway.data import images
+from millionway.data.dataset import open_dataset
 from millionway.data.kinds import named_sets
 from millionway.data.kinds.choose import has_test_split, open_source
 from millionway.data.kinds.folders import FileSource
@@ -85,7 +88,7 @@ def test_bad_data_is_named(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("x.png\nx.png\n")
     with pytest.raises(ValueError, match="listed twice"):
         open_source(str(tmp_path / "a.txt"))
-    with pytest.raises(ValueError, match="1 other files"):
+    with pytest.raises(ValueError, match="1 files ignored"):
         open_source(str(tmp_path))
     (tmp_path / "a.csv").write_text("file\nx.png\n")
     with pytest.raises(ValueError, match="column `path`"):
@@ -164,3 +167,20 @@ def test_torchvisions_sets_of_files(tmp_path, digit_pixels) -> None:
         source = open_source(name, tmp_path)
         assert source.labels and source.labels.names == names and source.labels.ids.tolist() == [0, 1]
         assert source.read(0) and not has_test_split(name)
+
+
+def test_files_that_are_ignored_are_named(tmp_path, digit_folder, monkeypatch, caplog) -> None:
+    """Also photos of phones, where the package for them is missing, and what is taken of an animation."""
+    shutil.copytree(digit_folder, tmp_path / "photos")
+    for name in ("a.heic", "b.HEIC", "c.nef", "d.mp4", "e.txt", "f", ".hidden"):
+        (tmp_path / "photos" / name).write_bytes(b"x")
+    red, blue = Image.new("RGB", (16, 16), "red"), Image.new("RGB", (16, 16), "blue")
+    red.save(tmp_path / "photos" / "moves.gif", save_all=True, append_images=[blue])
+    monkeypatch.setattr(images, "_formats", lambda: images.FORMATS)
+    with caplog.at_level("INFO"):
+        dataset = open_dataset(str(tmp_path / "photos"))
+    assert len(dataset.instance_ids) == 121
+    assert "6 files ignored: 2 .heic (pip install 'millionway[heic]' to read them)" in caplog.text
+    assert "1 .nef (RAW photos" in caplog.text and "1 .mp4 (videos, of which no frame is taken)" in caplog.text
+    assert ".txt" in caplog.text and "without an extension" in caplog.text
+    assert "1 images have several frames or pages: the first one is taken" in caplog.text

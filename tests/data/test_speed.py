@@ -26,3 +26,19 @@ def test_the_advice_names_what_limits() -> None:
     assert "Decoding" in speed.advice({"read": 1000, "views": 90, "views with --cache": 300})
     assert "--image-size" in speed.advice({"read": 1000, "views": 90, "views with --cache": 95})
     assert "--image-size" in speed.advice({"views": 90})
+
+
+def test_it_measures_what_pretrain_would_do(digit_folder, monkeypatch) -> None:
+    """Size, number of views and batch of a run on the same images."""
+    monkeypatch.setattr(speed, "SECONDS", 0.05)
+    seen = []
+    batches = speed.view_batches
+
+    def watched(store, keys_and_ids, size, device, **augmentation):
+        for views, ids in batches(store, keys_and_ids, size, device, **augmentation):
+            seen.append(tuple(views.shape))
+            yield views, ids
+
+    monkeypatch.setattr(speed, "view_batches", watched)
+    millionway.bench("data", str(digit_folder), threads=1)
+    assert set(seen) == {(2 * 15, 3, 16, 16)}

@@ -202,26 +202,59 @@ def test_all_protocols_that_the_data_allows(encoder_file: Path, digit_folder: Pa
     assert "| knn | knn_200 |" in (tmp_path / "out" / "all.md").read_text()
 
 
+def test_an_untrained_encoder_stands_beside(encoder_file: Path, digit_folder: Path, tmp_path: Path, capsys) -> None:
+    """What it scored when it was asked for alone; other encoders are not trained for it unless that is said."""
+    arguments = ["evaluate", "all", "--run", str(encoder_file), "--data", str(digit_folder), "--out", str(tmp_path)]
+    assert main([*arguments, "--seed", "3", "--epochs", "1", "--shares", "0.2"]) == 0
+    assert "untrained encoder" in capsys.readouterr().out
+    for protocol in ("knn", "linear", "retrieval", "health"):
+        stored = json.loads((tmp_path / f"{protocol}.json").read_text())
+        alone = {"encoder": "narrow-resnet", "image_size": 16, "data": digit_folder, "seed": 3, "epochs": 1}
+        numbers = millionway.evaluate(protocol, **alone)
+        assert "untrained" not in numbers
+        assert stored["untrained"] == {name: numbers[name] for name in stored["numbers"]}
+        assert stored["untrained"] != stored["numbers"]
+    assert "untrained" not in json.loads((tmp_path / "finetune.json").read_text())
+    assert "| protocol |  | value | untrained encoder |" in (tmp_path / "all.md").read_text()
+    shared = {"data": digit_folder, "seed": 3, "epochs": 1}
+    asked = millionway.evaluate("finetune", encoder_file, untrained="yes", **shared)
+    assert asked["untrained"]["finetune_top1"] != asked["finetune_top1"]
+
+
+def test_the_first_weights_stand_beside(encoder_file: Path, digit_folder: Path, tmp_path: Path, caplog) -> None:
+    weights = tmp_path / "first.safetensors"
+    weights.write_bytes(encoder_file.read_bytes())
+    run = millionway.pretrain(digit_folder, tmp_path / "run", init_from=weights, epochs=1, image_size=16, threads=1)
+    scores = run.evaluate("knn")
+    alone = millionway.evaluate("knn", encoder_file, digit_folder)
+    assert scores["start"] == {name: alone[name] for name in scores["start"]} and scores["start"]
+    assert scores["start"] != scores["untrained"]
+    assert "first weights" in (run / "report.html").read_text()
+    weights.unlink()
+    assert "start" not in run.evaluate("retrieval")
+    assert "first.safetensors: no such file" in caplog.text
+
+
 # --- features once ----------------------------------------------------------------------------------------------------
 
 
 def test_features_are_kept_for_the_same_encoder_and_images_only(encoder_file: Path, own_cache: Path, tmp_path) -> None:
-    first = millionway.evaluate("knn", encoder_file, "digits")
+    first = millionway.evaluate("knn", encoder_file, "digits", untrained="no")
     files = {path: path.stat().st_ino for path in own_cache.iterdir()}
     assert len(files) == 1
-    assert millionway.evaluate("knn", encoder_file, "digits") == first
+    assert millionway.evaluate("knn", encoder_file, "digits", untrained="no") == first
     assert {path: path.stat().st_ino for path in own_cache.iterdir()} == files
     encoder = millionway.load_encoder(encoder_file)
     with torch.no_grad():
         next(encoder.backbone.parameters())[0, 0, 0, 0] += 0.5
     save_encoder(encoder, tmp_path / "changed.safetensors")
-    millionway.evaluate("knn", tmp_path / "changed.safetensors", "digits")
-    millionway.evaluate("knn", encoder_file, "digits", seed=1)  # another split of the same images
+    millionway.evaluate("knn", tmp_path / "changed.safetensors", "digits", untrained="no")
+    millionway.evaluate("knn", encoder_file, "digits", seed=1, untrained="no")  # another split of the same images
     assert len(list(own_cache.iterdir())) == 2
     for path in own_cache.iterdir():
         path.write_bytes(path.read_bytes()[:100])
-    assert millionway.evaluate("knn", encoder_file, "digits") == first
-    millionway.evaluate("linear", encoder_file, "digits", cache=False, epochs=1)
+    assert millionway.evaluate("knn", encoder_file, "digits", untrained="no") == first
+    millionway.evaluate("linear", encoder_file, "digits", cache=False, epochs=1, untrained="no")
     assert len(list(own_cache.iterdir())) == 2
 
 

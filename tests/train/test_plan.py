@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import millionway
+from millionway.cli import main
 from millionway.settings.quantities import number
+from millionway.train import outlook
 
 STEPS = """
 import json, sys, tempfile, torch
@@ -107,3 +109,53 @@ def test_impossible_questions_are_named() -> None:
         millionway.plan(1000, storage="int8")
     with pytest.raises(ValueError, match="--devices must be positive, not 0"):
         millionway.plan(1000, devices=0)
+
+
+def test_of_a_folder_of_images_it_answers_in_five_lines(digit_folder, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(outlook, "SECONDS", 0.1)
+    assert main(["plan", "--data", str(digit_folder), "--epochs", "7", "--threads", "1"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("120 images at 16 px, narrow-resnet, 7 epochs, batches of 15")
+    assert [line.split()[0] for line in lines] == ["memory", "batch", "time", "disk"]
+    assert main(["plan", "--data", str(digit_folder), "--threads", "1", "--verbose"]) == 0
+    assert "activations" in capsys.readouterr().out
+
+
+def test_a_batch_that_does_not_fit_is_not_tried(digit_folder) -> None:
+    found = millionway.plan(data=digit_folder, batch_size=64, image_size=64, device_memory="900MB", threads=1)
+    assert not found.fits and found.fitting_batch < 64 and found.seconds is None
+    assert "does not fit" in found.lines()[2] or "nothing fits" in found.lines()[2]
+
+
+def test_two_measurements_agree_or_that_is_said(digit_folder, monkeypatch) -> None:
+    """Steps whose time is made up: the third agrees with the second."""
+    times = iter([{"data": 0.0, "encoder": seconds, "classifier": 0.0} for seconds in (9.0, 1.0, 2.0, 2.1)])
+    monkeypatch.setattr(outlook, "_steps", lambda *_: (each for each in times))
+    found = millionway.plan(data=digit_folder, epochs=10, threads=1)
+    assert found.step_seconds == [1.0, 2.0, 2.1] and found.apart == pytest.approx(0.05)
+    # 10 epochs of 8 steps; a pass for the prior and 11 evaluations, each over the images for k-NN, health and snapshot
+    assert found.seconds == pytest.approx(80 * 2.05 + (120 + 11 * 3 * 120) / 15 * 2.1 / 3, rel=0.05)
+    assert "about 6 min" in found.lines()[3]
+    times = iter([{"data": 0.0, "encoder": seconds, "classifier": 0.0} for seconds in (1, 1, 2, 1, 2, 1, 2)])
+    found = millionway.plan(data=digit_folder, epochs=10, threads=1)
+    assert len(found.step_seconds) == outlook.MAX_TRIES
+    assert "something else is running" in found.lines()[3]
+
+
+@pytest.mark.slow
+def test_the_outlook_is_what_a_run_takes(digit_folder, tmp_path) -> None:
+    """Time is left out: what else runs on the machine would decide."""
+    settings = {"epochs": 3, "image_size": 64, "threads": 1}
+    found = millionway.plan(data=digit_folder, **settings)
+    code = f"import millionway; millionway.pretrain({str(digit_folder)!r}, {str(tmp_path / 'run')!r}, **{settings!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    peak = max(line.get("peak_memory_bytes", 0) for line in lines)
+    assert found.memory_bytes == pytest.approx(peak, rel=0.3)
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert 0.8 * on_disk < found.disk_bytes < 2 * on_disk
+
+
+def test_neither_images_nor_their_number() -> None:
+    with pytest.raises(ValueError, match="give --data, your images, or --instances"):
+        millionway.plan()

@@ -13,7 +13,7 @@ from millionway.data.indexing import build_manifest, report_oddities
 from millionway.data.kinds.choose import has_test_split, open_source
 from millionway.data.manifest import Manifest, difference
 from millionway.data.readers import Progress
-from millionway.data.source import Labels, Part, Source
+from millionway.data.source import Labels, Part, Source, some_of
 from millionway.data.stores import Store, open_store
 from millionway.settings.pretrain import Duplicates
 
@@ -86,6 +86,18 @@ def open_dataset(
         report_oddities(manifest, duplicates)
     check_readable(manifest, data, max_unreadable)
     return Dataset(source, manifest, open_store(source, manifest, num_threads, max_unreadable, progress))
+
+
+def open_some(
+    data: str, data_root: Path | None, at_most: int, num_threads: int, progress: Progress | None
+) -> tuple[Dataset, int]:
+    """(some of the images, how many there are in all); their pixels are kept where those of all would be."""
+    source = open_source(data, data_root)
+    some = some_of(source, at_most)
+    manifest = build_manifest(some, num_threads, progress)
+    check_readable(manifest, data, 1.0)
+    store = open_store(some, manifest, num_threads, 1.0, progress, len(source))
+    return Dataset(some, manifest, store), len(source)
 
 
 def open_test(data: str, test_data: str | None, data_root: Path | None, **options: Any) -> Dataset | None:

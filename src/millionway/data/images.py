@@ -7,6 +7,7 @@ tried: Pillow knows others, one of which starts another program. What is larger 
 
 import io
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,11 +22,17 @@ EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico", ".heic", ".heif"}
 )
+HEIF_EXTENSIONS = frozenset({".heic", ".heif"})
+RAW_EXTENSIONS = frozenset({".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"})
+VIDEO_EXTENSIONS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mts", ".mpg"})
+SEVERAL_FRAMES = " of several"
+"""after the mode of an image that has more than one frame or page"""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA", "ICO")  # by Pillow's names
 HEIF_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
 
 ROTATION_KEYS = {"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"}  # where Pillow looks for a rotation
 NEAR_EMPTY = 2.0
+MAX_NAMED = 6
 SOME_PLACES = ((4, 4), (2, 2), (6, 6), (2, 6), (6, 2), (4, 1), (4, 7), (1, 4), (7, 4))  # in eighths of an image
 
 
@@ -80,6 +87,30 @@ def _formats() -> tuple[str, ...]:
     return (*there, "HEIF")
 
 
+def extensions() -> frozenset[str]:
+    """Of the files that can be read here."""
+    return EXTENSIONS if "HEIF" in _formats() else EXTENSIONS - HEIF_EXTENSIONS
+
+
+def ignored(counts: Mapping[str, int]) -> str:
+    """Files that are passed over, by their extensions, and what helps: '3 files ignored: .heic; install ...'"""
+    remedies = (
+        (HEIF_EXTENSIONS, "pip install 'millionway[heic]' to read them"),
+        (RAW_EXTENSIONS, "RAW photos, which need to be developed to JPEG or TIFF first"),
+        (VIDEO_EXTENSIONS, "videos, of which no frame is taken"),
+    )
+    left, parts = dict(counts), []
+    for kinds, remedy in remedies:
+        there = {name: left.pop(name) for name in sorted(kinds & left.keys())}
+        if there:
+            parts.append(f"{sum(there.values()):,} {' '.join(there)} ({remedy})")
+    if left:
+        names = sorted(left, key=lambda name: -left[name])
+        shown = " ".join(name or "without an extension" for name in names[:MAX_NAMED])
+        parts.append(f"{sum(left.values()):,} {shown}{' ...' if len(names) > MAX_NAMED else ''}")
+    return f"{sum(counts.values()):,} files ignored: {'; '.join(parts)}"
+
+
 def decode(data: bytes | np.ndarray, shrink_to: int | None = None, upright: bool = True) -> Image.Image:
     """An RGB image from an encoded file, or from a [height, width] or [height, width, 3] uint8 array.
 
@@ -92,7 +123,10 @@ def decode(data: bytes | np.ndarray, shrink_to: int | None = None, upright: bool
 def decode_with_mode(
     data: bytes | np.ndarray, shrink_to: int | None = None, upright: bool = True
 ) -> tuple[Image.Image, str]:
-    """(as decode(), the mode in which it is stored, by Pillow's names: RGB, L, P, RGBA, CMYK, I;16, ...)."""
+    """(as decode(), the mode in which it is stored, by Pillow's names: RGB, L, P, RGBA, CMYK, I;16, ...).
+
+    Of an animation or a file of several pages the first is taken, and the mode says so.
+    """
     if isinstance(data, np.ndarray):
         image = Image.fromarray(data)
         return image.convert("RGB"), image.mode
@@ -102,7 +136,7 @@ def decode_with_mode(
     check_bytes(len(data))
     try:
         with Image.open(io.BytesIO(data), formats=_formats()) as image:
-            mode = image.mode
+            mode = image.mode + (SEVERAL_FRAMES if _has_several_frames(image) else "")
             _check_pixels(*image.size)
             if shrink_to is not None and image.format == "JPEG":
                 # Both sides stay at or above shrink_to: draft() never goes below the size asked for.
@@ -120,6 +154,13 @@ def decode_with_mode(
         raise UnreadableImage(f"not an image in a format that is read ({', '.join(_formats())})") from None
     except Exception as error:  # each format's decoder has exceptions of its own
         raise UnreadableImage(str(error) or type(error).__name__) from None
+
+
+def _has_several_frames(image: Image.Image) -> bool:
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # a broken second frame says nothing about the first
+        return False
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from millionway.data.arrow_files import pc
-from millionway.data.images import UnreadableImage, decode_with_mode, is_near_empty
+from millionway.data.images import SEVERAL_FRAMES, UnreadableImage, decode_with_mode, is_near_empty
 from millionway.data.manifest import COPY, REMOVED, SCHEMA, Manifest, hash_of
 from millionway.data.readers import Progress, in_calls
 from millionway.data.source import Keys, Source
@@ -168,6 +168,9 @@ def report_oddities(manifest: Manifest, duplicates: Duplicates) -> None:
             "--duplicates merge gives them one row, --duplicates keep leaves them without this message",
             manifest.num_duplicates,
         )
+    num_several = sum(mode.endswith(SEVERAL_FRAMES) for mode in manifest.column("mode")[manifest.readable])
+    if num_several:
+        log.info("%d images have several frames or pages: the first one is taken", num_several)
     empty = np.flatnonzero(manifest.column("near_empty") & manifest.readable)
     if len(empty):
         names = ", ".join(manifest.keys.take(empty[:5])) + (", ..." if len(empty) > 5 else "")

@@ -11,27 +11,29 @@ import torch
 
 from millionway.console import track
 from millionway.data.batches import view_batches
-from millionway.data.dataset import Dataset, open_dataset
+from millionway.data.dataset import Dataset, open_some
 from millionway.data.images import UnreadableImage
 from millionway.data.packed import pack
 from millionway.data.readers import in_order
 from millionway.data.stores import FileStore, Store
 from millionway.machine import prepare
 from millionway.settings.bench import Bench
-from millionway.settings.pretrain import Augmentation
+from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.resolve import Facts, resolve
 
 NUM_IMAGES = 2048
-BATCH_SIZE = 64
+READ_AT_ONCE = 64
 SECONDS = 5.0
 
 
 def measure(asked: Bench) -> dict[str, float]:
-    """Images per second of reading, of two views each, and of those with --cache."""
+    """Images per second of reading, of the views that pretrain would make, and of those with --cache."""
     device, num_threads = prepare("auto", asked.threads)
-    how = {"num_threads": num_threads, "max_unreadable": 1.0, "progress": track}
-    dataset = open_dataset(asked.data, asked.data_root, max_images=NUM_IMAGES, **how)
-    size = asked.image_size or dataset.small_side() or 224
-    views = partial(_views, dataset, image_size=size, device=device, augmentation=Augmentation().of_a_view)
+    dataset, num_images = open_some(asked.data, asked.data_root, NUM_IMAGES, num_threads, track)
+    config = with_settings(Pretrain(data=asked.data, out=Path()), image_size=asked.image_size)
+    config = resolve(config, Facts(num_images, dataset.small_side(), device.type != "cpu", num_threads))
+    views, size = partial(_views, dataset, device, config), config.images.image_size
+    assert size is not None
     speeds = {}
     if isinstance(dataset.store, FileStore):
         speeds["read"] = _rate(_read(dataset, num_threads))
@@ -66,10 +68,10 @@ def _rate(counts: Iterator[int]) -> float:
     return num / (time.perf_counter() - started)
 
 
-def _endless_ids(dataset: Dataset) -> Iterator[torch.Tensor]:
+def _endless_ids(dataset: Dataset, batch_size: int) -> Iterator[torch.Tensor]:
     ids = dataset.instance_ids
     while True:
-        yield from ids[torch.randperm(len(ids))].split(BATCH_SIZE)
+        yield from ids[torch.randperm(len(ids))].split(batch_size)
 
 
 def _read(dataset: Dataset, num_threads: int) -> Iterator[int]:
@@ -81,12 +83,13 @@ def _read(dataset: Dataset, num_threads: int) -> Iterator[int]:
                 dataset.source.read(index)
         return len(ids)
 
-    return in_order(read, _endless_ids(dataset), num_threads, 2 * num_threads)
+    return in_order(read, _endless_ids(dataset, READ_AT_ONCE), num_threads, 2 * num_threads)
 
 
-def _views(
-    dataset: Dataset, store: Store, image_size: int, device: torch.device, augmentation: dict[str, float]
-) -> Iterator[int]:
-    batches = (([2 * number, 2 * number + 1], ids) for number, ids in enumerate(_endless_ids(dataset)))
-    for _, ids in view_batches(store, batches, image_size, device, **augmentation):
-        yield len(ids) // 2
+def _views(dataset: Dataset, device: torch.device, config: Pretrain, store: Store) -> Iterator[int]:
+    num_views, batch_size, size = config.augmentation.views, config.training.batch_size, config.images.image_size
+    assert batch_size and size
+    ids = enumerate(_endless_ids(dataset, batch_size))
+    batches = (([num_views * number + view for view in range(num_views)], some) for number, some in ids)
+    for _, ids in view_batches(store, batches, size, device, **config.augmentation.of_a_view):
+        yield len(ids) // num_views

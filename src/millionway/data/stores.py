@@ -251,13 +251,17 @@ def open_store(
     num_threads: int,
     max_failed: float = 0.01,
     progress: Progress | None = None,
+    num_in_all: int | None = None,
 ) -> Store:
-    """In memory if all images are small and of one size and take at most a quarter of this rank's, else from files."""
+    """In memory if all images are small and of one size and take at most a quarter of this rank's, else from files.
+
+    num_in_all: if these are only some of them.
+    """
     ids = np.flatnonzero(manifest.readable)
     heights, widths = manifest.column("height")[ids], manifest.column("width")[ids]
     height, width = int(heights[0]), int(widths[0])
     same_size = bool((heights == height).all() and (widths == width).all())
-    num_bytes = 3 * height * width * len(manifest)
+    num_bytes = 3 * height * width * (num_in_all or len(manifest))
     room = memory_bytes() // (4 * num_local_ranks())
     if not same_size or max(height, width) > SMALL_SIDE or num_bytes > room:
         return FileStore(source, manifest, num_threads, max_failed)

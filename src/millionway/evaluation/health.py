@@ -23,7 +23,8 @@ OF_THE_RUN = ("instance_top1", "instance_top5", "positive_cosine", "hardest_nega
 def score(work: Work) -> Iterator[tuple[str, float]]:
     """From two random views of up to 2,048 images; a run's last evaluation adds how its rows know its own images."""
     dataset, run = work.images.train, work.subject.run
-    config = run_settings(run) if run is not None and (run / "config.json").is_file() else None
+    views_of = run or work.subject.beside
+    config = run_settings(views_of) if views_of is not None and (views_of / "config.json").is_file() else None
     augmentation = work.asked.crops if config is None else config.augmentation.of_a_view
     work.used |= {"views_of_images": NUM_IMAGES, "views": augmentation}
     order = torch.randperm(len(dataset.instance_ids), generator=randomness.generator(work.seed, "health"))

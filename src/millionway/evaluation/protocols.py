@@ -35,6 +35,8 @@ PROTOCOLS: dict[str, Callable[[Work], Iterator[tuple[str, float]]]] = {
     "retrieval": retrieval.score,
     "detect": detect.score,
 }
+CHEAP = ("knn", "linear", "retrieval", "health")
+"""they train no encoder"""
 
 
 def evaluate(asked: Evaluate) -> dict[str, dict[str, Any]]:
@@ -48,12 +50,13 @@ def evaluate(asked: Evaluate) -> dict[str, dict[str, Any]]:
     set_limits(asked.max_pixels, asked.max_image_bytes)
     device, num_threads = prepare(asked.device, asked.threads)
     subject = open_subject(asked.run, asked.encoder, asked.weights, asked.image_size, asked.seed)
+    others = {} if asked.untrained == "no" else subject.others(asked.seed)
     images = Images.of(asked, num_threads)
     out = asked.out or (None if subject.run is None else subject.run / "evaluation")
     results = {}
     for name in _chosen(asked.protocol, images.data):
         try:
-            results[name] = _score(name, asked, images, subject, device, out)
+            results[name] = _score(name, asked, images, subject, others if _compared(name, asked) else {}, device, out)
         except ValueError as error:
             if asked.protocol != "all":
                 raise
@@ -70,23 +73,36 @@ def _chosen(protocol: str, data: str) -> list[str]:
     return ["detect"] if has_boxes(Path(data)) else [name for name in PROTOCOLS if name != "detect"]
 
 
+def _compared(protocol: str, asked: Evaluate) -> bool:
+    """Whether other encoders are scored too."""
+    return asked.untrained == "yes" or (protocol in CHEAP and not asked.augment)
+
+
 def _score(
-    name: str, asked: Evaluate, images: Images, subject: Subject, device: torch.device, out: Path | None
+    name: str,
+    asked: Evaluate,
+    images: Images,
+    subject: Subject,
+    others: dict[str, Subject],
+    device: torch.device,
+    out: Path | None,
 ) -> dict[str, Any]:
-    """One protocol with all seeds, written down."""
+    """One protocol with all seeds, written down. others: encoders that are scored beside this one."""
     started, seeds = time.monotonic(), list(range(asked.seed, asked.seed + asked.seeds))
     cache = FeatureCache(default_folder()) if asked.cache else None
-    numbers, used, words = [], [], {}
-    for seed in seeds:
-        work = Work(name, asked, images, subject.at(seed), seed, device, out, cache)
-        numbers.append(dict(PROTOCOLS[name](work)))
-        used.append(work.used)
-        words = work.words
-    summary = summarize(numbers)
+
+    def work_of(subject: Subject, out: Path | None) -> Iterator[tuple[Work, dict[str, float]]]:
+        for seed in seeds:
+            work = Work(name, asked, images, subject.at(seed), seed, device, out, cache)
+            yield work, dict(PROTOCOLS[name](work))
+
+    done = list(work_of(subject, out))
+    used, words, summary = [work.used for work, _ in done], done[-1][0].words, summarize([each for _, each in done])
+    beside = {who: summarize([each for _, each in work_of(other, None)])["numbers"] for who, other in others.items()}
     if out is not None:
         settings = {**images.description(name == "detect"), **subject.description, **_in_common(used)}
-        write_result(out, name, {**summary, **words}, settings, seeds, time.monotonic() - started)
-    returned = {**summary["numbers"], **words}
+        write_result(out, name, {**summary, **words, **beside}, settings, seeds, time.monotonic() - started)
+    returned = {**summary["numbers"], **words, **beside}
     if INTERVAL in summary:
         returned[INTERVAL] = summary[INTERVAL]
     if "chance" in used[0]:

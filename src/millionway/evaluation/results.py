@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from millionway.files import make_folder, write_whole
+from millionway.reporting.contents import OTHERS
 from millionway.reporting.intervals import INTERVAL, shown
 from millionway.seals import write_json
 
@@ -29,15 +30,23 @@ def write_result(
 
 def write_table(folder: Path, results: dict[str, dict[str, Any]]) -> None:
     """all.md: every number of every protocol."""
-    lines = ["| protocol | | value |", "|---|---|---|"]
-    lines += [f"| {protocol} | {name} | {value} |" for protocol, name, value in rows(results)]
+    head = ("protocol", "", "value", *columns(results).values())
+    lines = [head, ["---"] * len(head), *rows(results)]
+    lines = [f"| {' | '.join(line)} |" for line in lines]
     write_whole(folder / "all.md", "\n".join(lines) + "\n")
 
 
-def rows(results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """(protocol, name, value for people), with the interval where there are several seeds."""
+def columns(results: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """{the other encoders that were scored: what they are called}"""
+    return {who: name for who, name in OTHERS.items() if any(who in numbers for numbers in results.values())}
+
+
+def rows(results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """(protocol, name, value for people, that of other encoders), with the interval where there are several seeds."""
+    others = columns(results)
     for protocol, numbers in results.items():
         halves = numbers.get(INTERVAL, {})
         for name, value in numbers.items():
-            if name != INTERVAL:
-                yield protocol, name, shown(name, value, halves.get(name))
+            if name not in (INTERVAL, *OTHERS):
+                theirs = (shown(name, numbers.get(who, {}).get(name, "")) for who in others)
+                yield protocol, name, shown(name, value, halves.get(name)), *theirs

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import torch
 
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, full_name
 from millionway.model.encoder_file import load_encoder
-from millionway.model.foreign_weights import library_weights, match, read_tensors, stem_of, take
+from millionway.model.foreign_weights import first_tensors, library_weights, match, read_tensors, stem_of, take
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 from millionway.settings.resolve import choose_stem
+from millionway.settings.stored import run_settings
+
+log = logging.getLogger("millionway")
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,26 @@ class Subject:
     """the run folder, if it is a run's"""
     seed: int | None = None
     """that of an untrained encoder"""
+    beside: Path | None = None
+    """the run that it is compared with"""
 
     def at(self, seed: int) -> "Subject":
         """This encoder; another untrained one for each seed."""
-        return self if self.seed in (None, seed) else _untrained(self.encoder.spec, seed)
+        return self if self.seed in (None, seed) else _untrained(self.encoder.spec, seed, self.beside)
+
+    def others(self, seed: int) -> "dict[str, Subject]":
+        """What its numbers are compared with: `untrained`, and `start`, the weights that its run began with."""
+        if self.seed is not None:
+            return {}
+        others = {"untrained": _untrained(self.encoder.spec, seed, self.run)}
+        has_settings = self.run is not None and (self.run / "config.json").is_file()
+        config = run_settings(self.run) if self.run is not None and has_settings else None
+        if config is not None and config.init_from is not None:
+            try:
+                others["start"] = _start(self.encoder.spec, config.init_from, config.training.seed, self.run)
+            except ValueError as error:
+                log.warning("the weights that the run began with are not scored: %s", error)
+        return others
 
     @property
     def description(self) -> dict[str, Any]:
@@ -72,9 +92,17 @@ def open_subject(run: Path | None, name: str | None, weights: str | None, image_
     return Subject(f"{name}, {weights}", encoder, state_hash(encoder))
 
 
-def _untrained(spec: EncoderSpec, seed: int) -> Subject:
+def _untrained(spec: EncoderSpec, seed: int, beside: Path | None = None) -> Subject:
     encoder = build_encoder(spec, seed).eval()
-    return Subject(f"{spec.name}, random", encoder, state_hash(encoder), seed=seed)
+    return Subject(f"{spec.name}, random", encoder, state_hash(encoder), seed=seed, beside=beside)
+
+
+def _start(spec: EncoderSpec, weights: Path, seed: int, run: Path | None) -> Subject:
+    """What a run's own seed adds to the weights is there too."""
+    encoder = build_encoder(spec, seed)
+    take(encoder, match(encoder, first_tensors(weights, spec.name, "--init-from")))
+    encoder.eval()
+    return Subject(f"{spec.name}, {weights}", encoder, state_hash(encoder), beside=run)
 
 
 def input_of(name: str) -> tuple[int, tuple[float, float, float], tuple[float, float, float]]:

@@ -16,6 +16,8 @@ from millionway.settings.resolve import PLAIN_RESNETS
 WRAPPERS = ("state_dict", "model", "model_state", "teacher", "student")
 IN_FOLDERS = ("encoder.safetensors", "model.safetensors", "pytorch_model.bin")
 NOT_LEARNED = "num_batches_tracked"
+IMAGENET = "imagenet"
+"""instead of a file: what the library offers"""
 
 
 def read_tensors(path: Path, flag: str) -> dict[str, Tensor]:
@@ -65,6 +67,17 @@ def library_weights(name: str, flag: str, remedy: str) -> dict[str, Tensor]:
     except Exception as error:  # no network, or no such weights: the remedy is the same
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{flag}: {name}'s own weights could not be had ({reason}). {remedy}") from None
+
+
+def first_tensors(path: Path, encoder: str, flag: str) -> dict[str, Tensor]:
+    """What a run can begin with: a file, or `imagenet`."""
+    if str(path) != IMAGENET or path.exists():
+        return read_tensors(path, flag)
+    if encoder == "narrow-resnet":
+        raise ValueError(f"{flag} imagenet: the narrow ResNet has no public weights; add --encoder resnet18")
+    return library_weights(
+        encoder, f"{flag} imagenet", f"Without a network, copy a weight file here and give {flag} FILE."
+    )
 
 
 def stem_of(tensors: dict[str, Tensor], name: str) -> Literal["standard", "small"] | None:

@@ -132,7 +132,7 @@ def choose(
         seconds, loop_seconds = (_seconds(lambda each=each: _trial(each, case), device) for each in (fused, loop))
         timing = f"kernel {1e3 * seconds:.1f} ms, torch loop {1e3 * loop_seconds:.1f} ms for {TRIAL_ROWS} rows"
         if seconds < loop_seconds:
-            log.info("classifier: fused kernel (%s)", timing)
+            log.debug("classifier: fused kernel (%s)", timing)
             return fused
         reason = f"it is slower here: {timing}"
     if reason is None:
@@ -140,7 +140,7 @@ def choose(
         return fused
     if kernel == "triton":
         raise ValueError(f"--kernel triton cannot be used: {reason}. Use --kernel auto or torch.")
-    log.info("classifier: torch loop; no kernel, because %s", reason)
+    log.debug("classifier: torch loop; no kernel, because %s", reason)
     return loop
 
 

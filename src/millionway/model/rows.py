@@ -191,7 +191,7 @@ class KeptExponentials:
         num_kept = min(num_blocks, self.budget_bytes // block_bytes)
         if is_first:
             num_mb = num_kept * block_bytes >> 20
-            log.info("classifier: %d of %d blocks keep their exponentials, %d MB", num_kept, num_blocks, num_mb)
+            log.debug("classifier: %d of %d blocks keep their exponentials, %d MB", num_kept, num_blocks, num_mb)
         if len(self.blocks) != num_kept or any(block.numel() != entries for block in self.blocks[:1]):
             self.blocks = []  # let go of the old ones first
             self.blocks = [torch.empty(entries, dtype=dtype, device=rows.device) for _ in range(num_kept)]

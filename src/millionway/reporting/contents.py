@@ -16,6 +16,8 @@ log = logging.getLogger("millionway")
 Kind = TypeVar("Kind")
 REMEDY = "Remove it and try again"
 PICTURED = ("neighbors", "samples")
+OTHERS = {"untrained": "untrained encoder", "start": "first weights"}
+"""encoders that a run's is compared with"""
 PICTURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 
 
@@ -41,7 +43,7 @@ class Score:
     scored_on: str
     chance: float | None
     beside: dict[str, float] = field(default_factory=dict)
-    """the same number of other encoders: `untrained`, and `start`, the weights that training began with"""
+    """the same number of other encoders"""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _scores(protocol: str, path: Path) -> list[Score]:
     chance = None if about.get("chance") is None else _number(about["chance"], path, "chance")
     numbers = _of(dict, result.get("numbers", {}), path, "numbers")
     halves = _of(dict, result.get("half_of_95_percent_interval", {}), path, "intervals")
-    others = {name: _of(dict, result[name], path, name) for name in ("untrained", "start") if name in result}
+    others = {name: _of(dict, result[name], path, name) for name in OTHERS if name in result}
     scores = []
     for name, value in numbers.items():
         half = halves.get(name)

@@ -3,13 +3,14 @@
 import base64
 import hashlib
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from millionway.files import write_whole
 from millionway.reporting import words
 from millionway.reporting.charts import line_chart
-from millionway.reporting.contents import Contents, read_contents
+from millionway.reporting.contents import OTHERS, Contents, read_contents
 
 # Nothing runs and nothing is fetched, whatever a file of the run folder says: pictures are in the page, and the only
 # style is the one with this hash.
@@ -20,6 +21,12 @@ def write_report(run: Path) -> Path:
     """Draw the page anew; returns its path."""
     write_whole(run / "report.html", draw(read_contents(run)))
     return run / "report.html"
+
+
+def redraw(run: Path) -> None:
+    """After an evaluation, whose numbers are there whatever becomes of the page."""
+    with suppress(OSError, ValueError):
+        write_report(run)
 
 
 def draw(contents: Contents) -> str:
@@ -42,7 +49,7 @@ def draw(contents: Contents) -> str:
         cards=words.cards(contents),
         charts=_charts(contents),
         scores=[words.scored(score) for score in contents.scores],
-        columns=[who for who in ("untrained", "start") if any(who in score.beside for score in contents.scores)],
+        others={who: name for who, name in OTHERS.items() if any(who in score.beside for score in contents.scores)},
         samples=contents.samples,
         neighbors=contents.neighbors,
         tables={"Settings": words.flat(contents.settings), "Environment": words.flat(contents.environment)},

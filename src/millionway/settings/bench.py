@@ -18,7 +18,7 @@ class Bench:
     """a folder, a list of files, shards, tables, arrays, an address or a named set"""
     _: KW_ONLY
     image_size: Chosen[Positive[int]] = None
-    """side of a view in pixels; by default that of small images, else 224"""
+    """side of a view in pixels; by default pretrain's, as is the number of views"""
     data_root: Chosen[Path] = None
     """where named sets are stored"""
     threads: Chosen[Positive[int]] = None

@@ -1,13 +1,15 @@
 """From the words of a command to its settings."""
 
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
 from millionway.settings import pretrain as run_settings
-from millionway.settings.pretrain import Pretrain
+from millionway.settings.checks import flag, suggest
+from millionway.settings.pretrain import HINTS, Pretrain
 from millionway.settings.stored import first_settings
 
 Settings = TypeVar("Settings")
@@ -48,5 +50,16 @@ def value_of(name: str, args: list[str]) -> str | None:
 
 
 def parse(kind: type[Settings], args: list[str], verb: str, default: Settings | None = None) -> Settings:
+    _check_names(kind, args, verb)
     options: dict[str, Any] = {} if default is None else {"default": default}
     return tyro.cli(kind, args=args, prog=f"millionway {verb}", config=CONF, **options)
+
+
+def _check_names(kind: type[Any], args: list[str], verb: str) -> None:
+    """Every option that does not exist is named, each with what may have been meant."""
+    known = ["--help", *map(flag, HINTS if issubclass(kind, Pretrain) else (field.name for field in fields(kind)))]
+    given = (arg.partition("=")[0] for arg in args if arg.startswith("--") and arg != "--")
+    wrong = [name for name in given if "--" + re.sub("^no-", "", name[2:].replace("_", "-")) not in known]
+    if wrong:
+        problems = (f"{name}: no such option. {suggest(name, known)}" for name in wrong)
+        raise ValueError(f"{' '.join(problems)} millionway {verb} --help lists them.")

@@ -76,6 +76,9 @@ class Evaluate:
     """detect: list in ImageSets/Main to test on"""
     bad_boxes: Literal["error", "drop"] = "error"
     """detect: what to do with boxes outside their image or without area"""
+    untrained: Literal["auto", "yes", "no"] = "auto"
+    """whether an untrained encoder of the same kind, and the weights that the run began with, are scored too: by
+    default where no encoder is trained for it (knn, linear, retrieval, health)"""
     cache: bool = True
     """whether features are kept for the next time"""
     device: Device = "auto"

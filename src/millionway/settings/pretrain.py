@@ -193,7 +193,7 @@ class Running:
     stop_when_flat: bool = False
     """end the run when its verdict is that it no longer improves"""
     verbose: bool = False
-    """also log where the time of a step goes"""
+    """also say what goes on inside: settings that were chosen, where the time of a step goes, ..."""
     timeout: Positive[float] = 1800
     """seconds to wait for another process that does not answer"""
 

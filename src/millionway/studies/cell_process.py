@@ -27,7 +27,12 @@ def run_cell(run: Path, result: Path, settings: dict[str, Any]) -> None:
         shutil.rmtree(run, ignore_errors=True)
         given = {name: value for name, value in settings.items() if name != "preset"}
         pretrain(with_settings(first_settings(settings.get("preset"), None), **given, out=run))
-    how = {"cache": False, "threads": settings.get("threads"), "device": settings.get("device", "auto")}
+    how = {
+        "cache": False,
+        "untrained": "no",
+        "threads": settings.get("threads"),
+        "device": settings.get("device", "auto"),
+    }
     scores = {}
     for protocol in ("knn", "linear"):
         scores |= evaluate(Evaluate(protocol, run, seed=settings["seed"], **how))[protocol]

@@ -109,7 +109,7 @@ class Saver:
         too_large = 2 * num_local_ranks() * snapshot.num_bytes > free_memory_bytes()
         if any_rank(self.group, too_large or state.classifier.store is not None):
             if not self.said:
-                log.info("no copy of the rows in memory: training waits while a checkpoint is written")
+                log.debug("no copy of the rows in memory: training waits while a checkpoint is written")
             self.said = True
             _write(*self.where, snapshot, self.group)
         else:

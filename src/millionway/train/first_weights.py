@@ -3,16 +3,14 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from millionway.evaluation.subject import input_of
 from millionway.model.encoder import Encoder
 from millionway.model.encoder_file import encoder_path, is_ours, read_encoder_file
-from millionway.model.foreign_weights import library_weights, match, read_tensors, stem_of, take
+from millionway.model.foreign_weights import first_tensors, match, stem_of, take
 from millionway.settings import pretrain as settings
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD, Pretrain
 
-IMAGENET = "imagenet"
 ENOUGH = 0.9  # share of the encoder's tensors that the file must have
 FLAG = "--init-from"
 
@@ -32,7 +30,7 @@ def as_the_weights_are(config: Pretrain) -> Pretrain:
             raise ValueError(f"{FLAG} {path}: which network is it? Say so by --encoder, for example {example}")
         encoder, stem = config.model.encoder, config.model.stem
         if stem == "auto":
-            stem = stem_of(_tensors(path, encoder), encoder) or stem
+            stem = stem_of(first_tensors(path, encoder, FLAG), encoder) or stem
         own = input_of(encoder)[1:]
     mean, std = config.images.mean, config.images.std
     if (mean, std) == (IMAGENET_MEAN, IMAGENET_STD):  # nobody asked for others
@@ -51,7 +49,7 @@ def take_weights(encoder: Encoder, path: Path) -> str:
                 f"{spec.stem} stem; set --encoder and --stem alike"
             )
     else:
-        tensors = _tensors(path, spec.name)
+        tensors = first_tensors(path, spec.name, FLAG)
     matched = match(encoder, tensors)
     if matched.num_taken < ENOUGH * len(matched.learned):
         raise ValueError(
@@ -75,13 +73,3 @@ def _ours(path: Path):
         return read_encoder_file(encoder_path(path))
     except ValueError as error:
         raise ValueError(f"{FLAG} {error}") from None
-
-
-def _tensors(path: Path, encoder: str) -> dict[str, Tensor]:
-    if str(path) != IMAGENET or path.exists():
-        return read_tensors(path, FLAG)
-    if encoder == "narrow-resnet":
-        raise ValueError(f"{FLAG} imagenet: the narrow ResNet has no public weights; add --encoder resnet18")
-    return library_weights(
-        encoder, f"{FLAG} imagenet", f"Without a network, copy a weight file here and give {FLAG} FILE."
-    )

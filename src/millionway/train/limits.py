@@ -6,10 +6,13 @@ the same time, so the slowest one is the limit, and no step is faster. How near 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from millionway.parallel.layout import local_range
-from millionway.settings.plan import Plan
 from millionway.settings.pretrain import Precision
+
+if TYPE_CHECKING:
+    from millionway.train.plan import Question
 
 FLOAT = 4
 GPUS_OF_A_MACHINE = 8
@@ -99,7 +102,7 @@ class Bound:
         return max(self.seconds, key=lambda part: self.seconds[part])
 
 
-def work_of(question: Plan, network_bytes: float) -> Work:
+def work_of(question: "Question", network_bytes: float) -> Work:
     """network_bytes: what a device sends in a step."""
     batch, dim = question.views * question.batch_size, question.dim
     own = local_range(question.instances, 0, question.devices)[1]

@@ -137,7 +137,7 @@ class Loop:
     def _write_prior(self, progress: PriorProgress) -> None:
         prior, batch_size = self.config.classifier, self.plan.sampler.batch_size
         if not has_running_statistics(self.state.network):
-            log.info("no batch normalization with statistics that move: the prior's three kinds are one")
+            log.debug("no batch normalization with statistics that move: the prior's three kinds are one")
         left = self.plan.sampler.pass_over_all()[progress.batches :]  # full batches, because of BN
         ids = torch.cat([self.group.own_part(batch) for batch in left])
         own_size = batch_size // self.group.size
@@ -150,7 +150,7 @@ class Loop:
             None if prior.row_norm == "prior" else prior.row_norm,
             progress,
         )
-        log.info("rows written (%s), mean length %.3g", prior.prior, norm)
+        log.debug("rows written (%s), mean length %.3g", prior.prior, norm)
 
     def _saving(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of the prior's pass. From time to time, and when interrupted, what is done so far is saved."""

@@ -4,6 +4,8 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -17,8 +19,8 @@ from millionway.model.network import Network
 from millionway.model.rows import NUM_RUNS, rows_per_block
 from millionway.parallel.layout import local_range
 from millionway.settings.plan import Plan
-from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
-from millionway.settings.resolve import choose_stem
+from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.resolve import Facts, resolve
 from millionway.train import limits
 
 FLOAT = 4
@@ -51,12 +53,71 @@ class Answer:
         return sum(self.memory.values())
 
 
-def plan(question: Plan) -> dict[str, Answer]:
+@dataclass(frozen=True)
+class Question:
+    """What is planned: a run's settings, and what it runs on."""
+
+    instances: int
+    config: Pretrain
+    """resolved: every setting has a value"""
+    devices: int
+    device: str
+    """cpu, cuda or mps"""
+    device_memory: int | None = None
+
+    @staticmethod
+    def of(asked: Plan, instances: int, image_side: int | None, device: str, threads: int) -> "Question":
+        """Where nothing is asked for, pretrain's own defaults."""
+        names = ("epochs", "dim", "batch_size", "image_size", "hardest", "storage", "views", "micro_batch")
+        config = with_settings(
+            Pretrain(data=asked.data or "", out=Path()),
+            **{name: getattr(asked, name) for name in names},
+            encoder=None if asked.encoder is None else full_name(asked.encoder),
+        )
+        facts = Facts(instances, image_side, device != "cpu", threads, asked.devices)
+        return Question(instances, resolve(config, facts), asked.devices, device, asked.device_memory)
+
+    @property
+    def batch_size(self) -> int:
+        assert self.config.training.batch_size
+        return self.config.training.batch_size
+
+    @property
+    def views(self) -> int:
+        return self.config.augmentation.views
+
+    @property
+    def storage(self) -> str:
+        return self.config.classifier.storage
+
+    @property
+    def image_size(self) -> int:
+        assert self.config.images.image_size
+        return self.config.images.image_size
+
+    @property
+    def hardest(self) -> int:
+        return self.config.classifier.hardest or 0
+
+    @property
+    def dim(self) -> int:
+        return self.config.model.dim
+
+
+def plan(asked: Plan) -> dict[str, Answer]:
     """`hybrid`: rows split over the devices, as here. `replicated`: all rows on each, by autograd and DDP."""
-    if question.hardest >= max(2, question.instances):
-        raise ValueError(f"--hardest {question.hardest} must be smaller than the number of images")
-    if question.batch_size % question.devices:
-        raise ValueError(f"--batch-size {question.batch_size} cannot be shared equally by {question.devices} devices")
+    if asked.instances is None:
+        raise ValueError("give --data, your images, or --instances, their number")
+    device = "cuda" if asked.device == "auto" else asked.device
+    question = Question.of(asked, asked.instances, None, device, asked.threads or torch.get_num_threads())
+    answers = answers_to(question, asked.limits)
+    if asked.calibrate:
+        calibrate(question, answers["hybrid"])
+    return answers
+
+
+def answers_to(question: Question, with_limits: bool = False) -> dict[str, Answer]:
+    """with_limits: also what bounds a step of the classifier on known GPUs."""
     network = _encoder_memory(question)
     hybrid = functools.partial(_hybrid_rows, beside=sum(network[name] for name in PASSING))
     answers = {
@@ -68,27 +129,29 @@ def plan(question: Plan) -> dict[str, Answer]:
     if question.device_memory is not None:
         for name, rows in (("hybrid", hybrid), ("replicated", _replicated_rows)):
             answers[name].largest_instances = _largest(question, sum(network.values()), rows)
-    hardest = question.hardest > 0
-    if hardest:
+    if question.hardest:
         answers["hybrid"].hardest_seconds = _products(question) / TFLOPS[question.device] / 1e12
-    if question.calibrate:
-        answers["hybrid"].seconds = _measure(question)
-        if hardest:
-            answers["hybrid"].hardest_seconds = _measure_hardest(question)
-    if question.limits:
+    if with_limits:
         words = sum(sent for what, sent in answers["hybrid"].communication.items() if what != ENCODER_GRADIENTS)
         answers["hybrid"].work = work = limits.work_of(question, words)
         answers["hybrid"].bounds = list(limits.bounds(work, question.devices))
     return answers
 
 
-def _products(question: Plan) -> float:
+def calibrate(question: Question, answer: Answer) -> None:
+    """Measure on the present device what was estimated."""
+    answer.seconds = _measure(question)
+    if question.hardest:
+        answer.hardest_seconds = measure_hardest(question)
+
+
+def _products(question: Question) -> float:
     """Floating-point operations of a device's search: its rows with all, its own among themselves only half."""
     own = local_range(question.instances, 0, question.devices)[1]
     return 2.0 * question.dim * own * (question.instances - own / 2)
 
 
-def _measure_hardest(question: Plan) -> float:
+def measure_hardest(question: Question) -> float:
     """A search among fewer rows on this device, scaled by its products."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     some = min(question.instances, max(8192, 16 * question.hardest))
@@ -98,27 +161,50 @@ def _measure_hardest(question: Plan) -> float:
     return seconds * _products(question) / _products(small)
 
 
-def _network(question: Plan) -> Network:
-    name, size = full_name(question.encoder), question.image_size
-    encoder = build_encoder(EncoderSpec(name, choose_stem(name, "auto", size), size, IMAGENET_MEAN, IMAGENET_STD), 0)
-    return Network(encoder, build_head("mlp", encoder.feature_dim, question.dim, 0))
+class NetworkFacts(NamedTuple):
+    num_parameters: int
+    feature_dim: int
+    kept_bytes: int
+    """of a view, from forward to backward"""
+    largest_bytes: int
+    """the largest tensor among them"""
 
 
-def _encoder_memory(question: Plan) -> dict[str, int]:
-    """By building the encoder and watching what a forward pass keeps for the backward."""
-    network = _network(question)
-    parameters = sum(each.numel() for each in network.parameters())
-    some = 2
-    kept, largest = _kept_for_backward(network, torch.zeros(some, 3, question.image_size, question.image_size))
+def facts_of(question: Question) -> NetworkFacts:
+    return _facts_of(*_description(question))
+
+
+@functools.lru_cache(maxsize=4)
+def _facts_of(spec: EncoderSpec, head: str, dim: int) -> NetworkFacts:
+    """By building the network and watching what a forward pass keeps for the backward."""
+    network, some = _build(spec, head, dim), 2
+    kept, largest = _kept_for_backward(network, torch.zeros(some, 3, spec.image_size, spec.image_size))
+    num_parameters = sum(each.numel() for each in network.parameters())
+    return NetworkFacts(num_parameters, network.encoder.feature_dim, kept // some, largest // some)
+
+
+def _description(question: Question) -> tuple[EncoderSpec, str, int]:
+    model, images = question.config.model, question.config.images
+    assert model.encoder and model.head and model.stem != "auto"
+    spec = EncoderSpec(model.encoder, model.stem, question.image_size, images.mean, images.std)
+    return spec, model.head, question.dim
+
+
+def _build(spec: EncoderSpec, head: str, dim: int) -> Network:
+    encoder = build_encoder(spec, 0)
+    return Network(encoder, build_head(head, encoder.feature_dim, dim, 0))
+
+
+def _encoder_memory(question: Question) -> dict[str, int]:
+    network = facts_of(question)
     views = question.views * question.batch_size // question.devices
-    at_once = min(views, (question.micro_batch or views) * question.views)
+    at_once = min(views, (question.config.training.micro_batch or views) * question.views)
     half = 2 if question.device == "cuda" else 1  # autocast keeps bfloat16
     pixels = 3 * question.image_size**2 * FLOAT
-    activations = (kept + 2 * largest) * at_once // some // half
     return {
-        "encoder: weights, gradients, momentum": 3 * parameters * FLOAT,
-        "encoder: gradients under way": parameters * FLOAT if question.devices > 1 else 0,
-        "activations": activations,
+        "encoder: weights, gradients, momentum": 3 * network.num_parameters * FLOAT,
+        "encoder: gradients under way": network.num_parameters * FLOAT if question.devices > 1 else 0,
+        "activations": (network.kept_bytes + 2 * network.largest_bytes) * at_once // half,
         "views": 3 * views * pixels,
     }
 
@@ -141,7 +227,7 @@ def _kept_for_backward(network: nn.Module, images: torch.Tensor) -> tuple[int, i
     return sum(sizes), max(sizes, default=0)
 
 
-def _hybrid_rows(question: Plan, instances: int, beside: int) -> dict[str, int]:
+def _hybrid_rows(question: Question, instances: int, beside: int) -> dict[str, int]:
     """What the rows of a device take, and a step with them. beside: what the encoder takes during a step."""
     batch, dim, k = question.views * question.batch_size, question.dim, question.hardest
     own = local_range(instances, 0, question.devices)[1]
@@ -170,7 +256,7 @@ def _hybrid_rows(question: Plan, instances: int, beside: int) -> dict[str, int]:
     }
 
 
-def _replicated_rows(question: Plan, instances: int) -> dict[str, int]:
+def _replicated_rows(question: Question, instances: int) -> dict[str, int]:
     """By autograd: also unit rows, and a gradient of everything; and DDP's buckets."""
     batch = question.views * question.batch_size // question.devices
     rows = instances * question.dim * FLOAT
@@ -190,7 +276,7 @@ def _around(devices: int, num_bytes: int) -> int:
     return num_bytes * (devices - 1) // devices
 
 
-def _hybrid_words(question: Plan, network: dict[str, int]) -> dict[str, int]:
+def _hybrid_words(question: Question, network: dict[str, int]) -> dict[str, int]:
     batch, devices = question.views * question.batch_size, question.devices
     gradients = network["encoder: weights, gradients, momentum"] // 3
     return {
@@ -202,7 +288,7 @@ def _hybrid_words(question: Plan, network: dict[str, int]) -> dict[str, int]:
     }
 
 
-def _replicated_words(question: Plan, network: dict[str, int]) -> dict[str, int]:
+def _replicated_words(question: Question, network: dict[str, int]) -> dict[str, int]:
     gradients = network["encoder: weights, gradients, momentum"] // 3
     rows = question.instances * question.dim * FLOAT
     return {
@@ -211,7 +297,7 @@ def _replicated_words(question: Plan, network: dict[str, int]) -> dict[str, int]
     }
 
 
-def _largest(question: Plan, beside: int, rows: Callable[[Plan, int], dict[str, int]]) -> int:
+def _largest(question: Question, beside: int, rows: Callable[[Question, int], dict[str, int]]) -> int:
     """By halving."""
     assert question.device_memory is not None
     low, high = 0, 1
@@ -224,7 +310,7 @@ def _largest(question: Plan, beside: int, rows: Callable[[Plan, int], dict[str, 
     return low
 
 
-def _measure(question: Plan) -> dict[str, float]:
+def _measure(question: Question) -> dict[str, float]:
     """Steps of a small part on this device, scaled to the whole. What the devices tell each other is not counted."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = question.views * question.batch_size
@@ -237,7 +323,7 @@ def _measure(question: Plan) -> dict[str, float]:
         classifier(x.clone().requires_grad_(), ids).backward()
         classifier.update(0.0)
 
-    network = _network(question).to(device)
+    network = _build(*_description(question)).to(device)
     views = question.views * question.batch_size // question.devices
     some_views = min(views, 16 if device.type == "cpu" else 128)
     images = torch.zeros(some_views, 3, question.image_size, question.image_size, device=device)

@@ -107,7 +107,7 @@ def _pretrain(config: Pretrain) -> None:
             stack.enter_context(sole_user(run) if config.resume else new_run_folder(run, wanted))
 
         on_first_rank(group, enter)
-        stack.enter_context(messages(run / LOG if group.is_first else None))
+        stack.enter_context(messages(run / LOG if group.is_first else None, config.running.verbose))
         set_limits(config.images.max_pixels, config.images.max_image_bytes)
         torch.set_num_threads(config.running.threads or own_cores())
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from millionway.reporting.contents import read_contents
 from millionway.reporting.metrics import read_metrics
+from millionway.reporting.page import redraw
 from millionway.reporting.words import summary
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Run(type(Path())):  # a path of this system: pathlib has one class for eac
         from millionway.settings.parameters import taking
 
         results = taking(Evaluate)(evaluate)(protocol, self.path, None if data is None else str(data), **settings)
+        redraw(self.path)
         return results if protocol == "all" else results[protocol]
 
     def resume(self, **settings: Any) -> Run:

@@ -16,6 +16,7 @@ from millionway.evaluation.features import no_labels
 from millionway.machine import describe_environment, num_cores, num_local_ranks
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
+from millionway.model.foreign_weights import IMAGENET
 from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.model.row_store import FileStore
@@ -29,11 +30,14 @@ from millionway.settings import resolve as rules
 from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain
 from millionway.settings.stored import run_settings, write_settings
-from millionway.train.first_weights import IMAGENET, take_weights
+from millionway.train.first_weights import take_weights
 from millionway.train.muon import Muon
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")
+
+PLAIN_SETTINGS = {"encoder", "image_size", "batch_size"}
+"""what was chosen for them is always said, and of the others with --verbose and in the run's train.log"""
 
 
 def compare_settings(group: Group, config: Pretrain) -> None:
@@ -150,7 +154,7 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
     log.info("%s: %d images, so a %d-way classifier", resolved.data, num, num)
     steps, rest = divmod(num, batch_size)
     left_over = f"; {rest} images are left over in each epoch, others each time" if rest else ""
-    log.info("%d steps of %d images per epoch%s", steps, batch_size, left_over)
+    log.debug("%d steps of %d images per epoch%s", steps, batch_size, left_over)
     was, now = settings.flat(asked), settings.flat(resolved)
     chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
     if resolved.init_from is None:  # nothing is unusual about them
@@ -158,11 +162,10 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
         chosen = {name: value for name, value in chosen.items() if value != usual.get(name)}
     if asked.model.stem == "auto":
         chosen["stem"] = resolved.model.stem
-    if chosen:
-        log.info(
-            "chosen for this data and device: %s",
-            ", ".join(f"{flag(k)} {v}" for k, v in chosen.items()),
-        )
+    for names, say in ((PLAIN_SETTINGS & set(chosen), log.info), (set(chosen) - PLAIN_SETTINGS, log.debug)):
+        if names:
+            values = ", ".join(f"{flag(name)} {value}" for name, value in chosen.items() if name in names)
+            say("chosen for this data and device: %s", values)
     if device.type == "cpu" and asked.model.encoder is None:
         log.info("no GPU, so the encoder is the narrow ResNet; --encoder resnet50 takes the paper's")
     if resolved.classifier.smoothing and not resolved.classifier.hardest:

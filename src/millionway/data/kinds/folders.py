@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millionway.data.arrow_files import pc
-from millionway.data.images import EXTENSIONS, UnreadableImage, check_bytes
+from millionway.data.images import UnreadableImage, check_bytes, extensions, ignored
 from millionway.data.source import GONE, Keys, Labels, key_of_path, labels_from, patiently, read_patiently
 
 log = logging.getLogger("millionway")
@@ -96,25 +97,27 @@ def _is_passing(error: Exception) -> bool:
 
 def open_folder(root: Path) -> FileSource:
     """Every image below root, at any depth, in the order of its relative path."""
-    num_other, odd = 0, {}
+    others, odd, known = Counter[str](), {}, extensions()
 
     def keys() -> Iterator[str]:
-        nonlocal num_other
         for name in _walk(root):
-            if os.path.splitext(name)[1].lower() in EXTENSIONS:
+            extension = os.path.splitext(name)[1].lower()
+            if extension in known:
                 key = key_of_path(name)
                 if key != name:
                     odd[key] = name
                 yield key
             else:
-                num_other += 1
+                others[extension] += 1
 
     found = Keys(keys())
     if len(found) == 0:
-        others = f"{num_other} other files are there" if num_other else "the folder is empty"
+        there = ignored(others) if others else "the folder is empty"
         raise ValueError(
-            f"--data {root}: no image found; {others}. Looked in all subfolders for {' '.join(sorted(EXTENSIONS))}"
+            f"--data {root}: no image found; {there}. Looked in all subfolders for {' '.join(sorted(known))}"
         )
+    if others:
+        log.info("%s", ignored(others))
     found = found.take(pc.sort_indices(found.arrow).to_numpy())
     return FileSource(str(root), str(root), found, labels_of_folders(found), odd)
 
