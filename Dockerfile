@@ -12,6 +12,6 @@ RUN pip install --no-cache-dir --constraint /tmp/constraints.txt /wheel/*.whl \
     && rm -r /wheel /tmp/constraints.txt \
     && useradd --create-home --uid 1000 millionway
 USER 1000
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["millionway"]
 CMD ["--help"]

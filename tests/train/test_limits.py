@@ -5,14 +5,21 @@ import pytest
 
 import millionway
 from millionway.settings.plan import Plan
-from millionway.train.limits import GPUS, bounds, work_of
+from millionway.train.limits import GPUS, Work, bounds
+from millionway.train.limits import work_of as work_of_question
+from millionway.train.plan import Question
+
+
+def work_of(asked: Plan, network_bytes: float) -> Work:
+    assert asked.instances
+    return work_of_question(Question.of(asked, asked.instances, None, "cuda", 1), network_bytes)
 
 
 def test_the_work_of_a_step_is_counted() -> None:
-    """By hand: 1,000 rows of 64 numbers on 3 devices, 334 on the first; 20 images, two views."""
-    work = work_of(Plan(1000, 64, 20, 3, views=2, hardest=5), 77.0)
-    assert work.products == 4 * (2 * 40 * 334 * 64)
-    assert work.exponentials == 2 * 40 * 334
+    """By hand: 1,000 rows of 64 numbers on 3 devices, 334 on the first; 21 images, two views."""
+    work = work_of(Plan(1000, 64, 21, 3, views=2, hardest=5), 77.0)
+    assert work.products == 4 * (2 * 42 * 334 * 64)
+    assert work.exponentials == 2 * 42 * 334
     assert work.memory_bytes == 334 * (5 * 64 * 4 + 3 * 4)
     assert work.kept_bytes == 334 * (2 * 64 * 4 + 4 + 5 * 4)
     assert work.network_bytes == 77

@@ -134,8 +134,8 @@ def test_two_measurements_agree_or_that_is_said(digit_folder, monkeypatch) -> No
     found = millionway.plan(data=digit_folder, epochs=10, threads=1)
     assert found.step_seconds == [1.0, 2.0, 2.1] and found.apart == pytest.approx(0.05)
     # 10 epochs of 8 steps; a pass for the prior and 11 evaluations, each over the images for k-NN, health and snapshot
-    assert found.seconds == pytest.approx(80 * 2.05 + (120 + 11 * 3 * 120) / 15 * 2.1 / 3, rel=0.05)
-    assert "about 6 min" in found.lines()[3]
+    assert found.seconds == pytest.approx(80 * 2.05 + (120 + 11 * 3 * 120) / (2 * 15) * 2.1 / 3, rel=0.05)
+    assert "about 4 min" in found.lines()[3]
     times = iter([{"data": 0.0, "encoder": seconds, "classifier": 0.0} for seconds in (1, 1, 2, 1, 2, 1, 2)])
     found = millionway.plan(data=digit_folder, epochs=10, threads=1)
     assert len(found.step_seconds) == outlook.MAX_TRIES
