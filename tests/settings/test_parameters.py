@@ -26,7 +26,7 @@ from millionway.settings.study import Study
 # The settings of a verb, and what must be given, so that the rest has its default.
 VERB: dict[str, tuple[type, list[str]]] = {
     "evaluate": (Evaluate, ["knn"]),
-    "plan": (Plan, ["--instances", "14.2M"]),
+    "plan": (Plan, []),
     "embed": (Embed, ["--run", "r", "--data", "d", "--out", "o.npy"]),
     "export": (Export, ["--run", "r", "--out", "o"]),
     "index": (Index, ["d", "--out", "o"]),
