@@ -1,6 +1,7 @@
 """Every training path once on a CUDA device that is not there: no mix of devices, and the host waits once per step."""
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 
 from millionway import randomness
 from millionway.data import views
+from millionway.data.dataset import Dataset
+from millionway.evaluation.features import Labeled, Split, extract_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import Fit, linear
 from millionway.evaluation.retrieval import retrieval
@@ -154,6 +157,13 @@ def test_compare(cuda: FakeCuda) -> None:
     compared = classifier.compare(numbers(BATCH, DIM), ids_of(BATCH))
     assert compared.own.device == compared.num_ahead.device == compared.nearest_other.device == CUDA
     assert len(cuda.syncs) == before + 1
+
+
+def test_features_are_brought_to_the_device_that_computes_with_them(cuda: FakeCuda) -> None:
+    ids, labels = torch.arange(6), torch.tensor([0, 1, 0, 1, 0, 1])
+    part = Labeled(mock.Mock(spec=Dataset), ids, labels)
+    found = extract_split(nn.Identity(), Split(part, part, ["a", "b"]), SIZE, CUDA, lambda *_: (torch.randn(6, 4), ids))
+    assert [each.device for each in found] == [CUDA] * 4
 
 
 def test_evaluations_compute_where_the_features_are(cuda: FakeCuda) -> None:

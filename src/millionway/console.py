@@ -39,6 +39,10 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
+
+
 class _Lines(logging.Formatter):
     """Every message is one line."""
 

@@ -148,7 +148,7 @@ def extract(
 
 
 class Features(NamedTuple):
-    """[images, features] and [images], on the CPU."""
+    """[images, features] and [images], on the device that computes with them."""
 
     bank: Tensor
     bank_labels: Tensor
@@ -166,7 +166,7 @@ def extract_split(
     parts = []
     for part in (split.bank, split.queries):
         features, ids = extract(encoder, part.dataset, part.instance_ids, image_size, device)
-        parts += [features, part.labels_of(ids)]
+        parts += [features.to(device), part.labels_of(ids).to(device)]
     return Features(*parts)
 
 

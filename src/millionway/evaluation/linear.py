@@ -64,7 +64,7 @@ def _random_view_features(work: Work, epoch: int) -> tuple[Tensor, Tensor]:
     (features,), ids = encode_views(
         work.subject.encoder, bank.dataset, bank.instance_ids, keys, work.device, work.asked.crops
     )
-    return features, bank.labels_of(ids)
+    return features.to(work.device), bank.labels_of(ids).to(work.device)
 
 
 def linear(

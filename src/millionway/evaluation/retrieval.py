@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from millionway.evaluation.work import Work
+from millionway.model.cosines import float64_device
 
 TOP = (1, 5, 10)
 BLOCK_QUERIES = 512
@@ -31,15 +32,16 @@ def retrieval(
     if len(queries) == 0:
         raise ValueError("retrieval needs two images of a class, and every class has only one")
     hits, precision = torch.zeros(len(TOP), device=unit.device), 0.0
-    places = torch.arange(1, len(unit), dtype=torch.float64, device=unit.device)
+    exact = float64_device(unit)
+    places = torch.arange(1, len(unit), dtype=torch.float64, device=exact)
     for block in queries.split(BLOCK_QUERIES):
         cosines = unit[block] @ unit.T
         cosines.scatter_(1, block[:, None], -torch.inf)  # itself comes last
         order = cosines.argsort(dim=1, descending=True, stable=True)[:, :-1]
         same = labels[order] == labels[block][:, None]  # [block, others]
         hits += torch.stack([same[:, :top].any(dim=1).float().sum() for top in TOP])
-        found = same.cumsum(dim=1)
-        average = (found.double() / places * same).sum(dim=1) / (counts[labels[block]] - 1)
+        same, others = same.to(exact), (counts[labels[block]] - 1).to(exact)
+        average = (same.cumsum(dim=1).double() / places * same).sum(dim=1) / others
         precision += float(average.sum())
     for top, hit in zip(TOP, hits.tolist()):
         yield f"retrieval_top{top}", hit / len(queries)

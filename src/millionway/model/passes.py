@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from millionway import randomness
+from millionway.console import first_line
 from millionway.model import softmax
 from millionway.model.products import computed_in
 from millionway.model.rows import Rows, inverse_norms, rows_per_block, unit
@@ -201,8 +202,7 @@ def _disagreement(fused: Passes, loop: Passes, case: _Case) -> str | None:
     try:
         ours = _trial(fused, case)
     except Exception as error:  # compilers and drivers fail in many ways; the loop does not need them
-        first_line = (str(error) or repr(error)).splitlines()[0]
-        return f"it does not run here ({type(error).__name__}: {first_line})"
+        return f"it does not run here ({type(error).__name__}: {first_line(error)})"
     tolerance = TOLERANCE[case.precision] + STORAGE_TOLERANCE[case.storage]
     for name, expected in _trial(loop, case).items():
         error = _relative_error(ours[name], expected)

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -103,6 +104,11 @@ def while_gradients_travel(network: nn.Module, work: Callable[[], None]) -> Iter
 def without_gradient_sync(network: nn.Module) -> AbstractContextManager[None]:
     """Within it, backward through a network of `Group.data_parallel` adds up gradients and tells no other rank."""
     return network.no_sync() if isinstance(network, DistributedDataParallel) else nullcontext()
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether the other ranks could not be reached, rather than something being wrong here."""
+    return isinstance(error, dist.DistError) or re.search("gloo|nccl", str(error), re.IGNORECASE) is not None
 
 
 _joined_here = _with_nccl = False

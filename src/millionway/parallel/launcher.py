@@ -12,9 +12,14 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def global_rank() -> int:
+    """The number of this process among all."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def is_first_process() -> bool:
     """Whether this process speaks for all, also before they have met and after they have parted."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return global_rank() == 0
 
 
 def times_restarted() -> int:

@@ -27,10 +27,14 @@ MAX_HEADER_BYTES = 1 << 20
 
 def save_shards(tensors: dict[str, Tensor], folder: Path, group: Group, num_rows: int) -> None:
     """Write this rank's rows of each tensor of `num_rows` rows below `folder`. All ranks do so together."""
-    folder.mkdir(parents=True, exist_ok=True)
     start, stop = local_range(num_rows, group.rank, group.size)
-    path = folder / f"shard-{group.rank + 1:05d}-model-00001-of-00001.safetensors"
-    all_or_none(group, lambda: _write(path, tensors, start) if stop > start else None)
+
+    def save() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if stop > start:
+            _write(folder / f"shard-{group.rank + 1:05d}-model-00001-of-00001.safetensors", tensors, start)
+
+    all_or_none(group, save)
 
 
 def load_shards(tensors: dict[str, Tensor], folder: Path, group: Group, num_rows: int) -> None:

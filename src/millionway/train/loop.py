@@ -22,8 +22,8 @@ from millionway.data.stores import TooManyUnreadable
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec
 from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
-from millionway.parallel.collectives import all_or_none, any_rank, on_first_rank
-from millionway.parallel.group import Group
+from millionway.parallel.collectives import OtherRankFailed, all_or_none, any_rank, on_first_rank
+from millionway.parallel.group import Group, is_lost_contact
 from millionway.parallel.heartbeat import Heartbeat
 from millionway.parallel.sync_bn import average_statistics
 from millionway.settings.pretrain import Pretrain
@@ -34,7 +34,7 @@ from millionway.train.first_weights import take_weights
 from millionway.train.monitor import Monitor
 from millionway.train.state import State
 from millionway.train.step import StepResult, train_step
-from millionway.train.stops import Interrupted, RunStopped, resume_command
+from millionway.train.stops import Interrupted, LostContact, RunStopped, resume_command
 
 log = logging.getLogger("millionway")
 
@@ -93,6 +93,17 @@ class Loop:
     def go(self, resumed: bool) -> None:
         """All that is left to do. What ends it early is raised as RunStopped, in words that say how to go on."""
         try:
+            self._all_that_is_left(resumed)
+        except BaseException as error:
+            if not isinstance(error, LostContact):
+                self.heartbeat.tell_why(error)
+            raise
+        finally:
+            for each in (self.saver, self.heartbeat, self.monitor, self.dataset.store):
+                each.close()
+
+    def _all_that_is_left(self, resumed: bool) -> None:
+        try:
             self._begin(resumed)
             self._train()
             self.saver.wait()
@@ -108,16 +119,12 @@ class Loop:
         except (OSError, RuntimeError, SafetensorError) as error:
             if checkpoint.is_full_disk(error):
                 raise RunStopped(stops.no_space(self.run)) from None
-            is_own = isinstance(error, RunStopped) or getattr(error, "filename", None)
-            if self.group.size > 1 and not is_own:
-                words = stops.lost_contact(error, self.run, self.state.step + 1, self.heartbeat)
-                raise RunStopped(words) from error
+            if self.group.size > 1 and (is_lost_contact(error) or isinstance(error, OtherRankFailed)):
+                elsewhere = self.heartbeat.trouble_elsewhere()
+                raise stops.lost_contact(error, self.run, self.group.rank, self.state.step + 1, elsewhere) from error
             if isinstance(error, RuntimeError):
                 raise
             raise RunStopped(stops.failed_disk(error, self.run)) from error
-        finally:
-            for each in (self.saver, self.heartbeat, self.monitor, self.dataset.store):
-                each.close()
 
     # --- before the first step ----------------------------------------------------------------------------------------
 

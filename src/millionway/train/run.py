@@ -16,8 +16,8 @@ from millionway.data.stores import FileStore
 from millionway.machine import choose_device
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.parallel.collectives import all_or_none, on_first_rank
-from millionway.parallel.group import Group, leave
-from millionway.parallel.launcher import is_first_process, local_rank
+from millionway.parallel.group import Group, is_lost_contact, leave
+from millionway.parallel.launcher import global_rank, is_first_process, local_rank
 from millionway.reporting.page import write_report
 from millionway.run_folder import LOG, MANIFEST, new_run_folder, sole_user
 from millionway.settings.pretrain import Pretrain, check, with_settings
@@ -42,7 +42,7 @@ from millionway.train.setup import (
     write_run_files,
 )
 from millionway.train.state import State
-from millionway.train.stops import RunStopped, resume_command
+from millionway.train.stops import RunStopped, lost_contact, resume_command
 
 log = logging.getLogger("millionway")
 
@@ -76,6 +76,10 @@ def pretrain(config: Pretrain) -> Path:
             with suppress(OSError, ValueError):  # why it stopped matters more
                 write_report(config.out)
         raise
+    except RuntimeError as error:
+        if not is_lost_contact(error):
+            raise
+        raise lost_contact(error, config.out, global_rank(), None, "") from error
     if is_first_process():
         write_report(config.out)
     return config.out
@@ -118,7 +122,9 @@ def _pretrain(config: Pretrain) -> None:
         resolved = resolve(config, dataset, device, group)
         if resolved.images.cache and isinstance(dataset.store, FileStore):
             dataset = all_or_none(patient, lambda: _packed(dataset, resolved))
-        state, spec = build(resolved, dataset, device, group, before and before.num_instances)
+        state, spec = all_or_none(
+            group, lambda: build(resolved, dataset, device, group, before and before.num_instances)
+        )
         if config.resume:
             on_first_rank(group, lambda: remember_places(run, resolved))
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from millionway.parallel.heartbeat import Heartbeat
+from millionway.console import first_line
 from millionway.train import checkpoint
 
 
@@ -16,6 +16,10 @@ class RunStopped(RuntimeError):
 
 class Interrupted(RunStopped):
     """The user asked for it; all is saved."""
+
+
+class LostContact(RunStopped):
+    """Another rank stopped, hangs or cannot be reached."""
 
 
 def resume_command(run: Path) -> str:
@@ -52,14 +56,11 @@ def failed_disk(error: Exception, run: Path) -> str:
     return f"{where}: {reason}. If that is repaired: {resume_command(run)}"
 
 
-def lost_contact(error: Exception, run: Path, step: int, heartbeat: Heartbeat) -> str:
-    """Another rank stopped, hangs or cannot be reached."""
+def lost_contact(error: Exception, run: Path, rank: int, step: int | None, elsewhere: str) -> LostContact:
+    """step: None before the first one. elsewhere: what is known of the other ranks."""
     reason = re.sub(r"^\[[^]]*\] *", "", first_line(error))  # without the line of the library's source
-    return (
-        f"rank {heartbeat.group.rank} stopped at step {step} because of another one: "
-        f"{heartbeat.silent_ranks() or 'see their messages'} ({reason}). Go on with: {resume_command(run)}"
+    when = "before the first step" if step is None else f"at step {step}"
+    return LostContact(
+        f"rank {rank} stopped {when} because of another one: {elsewhere or 'see their messages'} ({reason}). "
+        f"Go on with: {resume_command(run)}"
     )
-
-
-def first_line(error: Exception) -> str:
-    return (str(error) or repr(error)).splitlines()[0]
