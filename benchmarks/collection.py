@@ -15,7 +15,6 @@ digits, and with --bccd parts of photos of blood cells.
 
 import argparse
 import json
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from classifier import memory_status
 from own_copies import own_copies
 from PIL import Image
 from planted import KINDS, NUM_OUTLIERS, OUTLIERS
@@ -209,19 +209,19 @@ def planted_kind(stem: str) -> bool:
 
 
 def memory(asked: argparse.Namespace) -> dict[str, Any]:
-    """Vectors of a few thousand kinds; the peak is that of the process."""
-    unit = F.normalize(
-        torch.randn(asked.images, asked.dim) + 2 * torch.randn(2000, asked.dim)[torch.randint(2000, (asked.images,))]
-    )
+    """Vectors of a few thousand kinds; the peak is that of the process, from when the vectors are there (Linux)."""
+    kinds, unit = torch.randn(2000, asked.dim), torch.empty(asked.images, asked.dim)
+    for part in unit.split(4096):
+        part.copy_(F.normalize(torch.randn_like(part) + 2 * kinds[torch.randint(2000, (len(part),))]))
     nearest(unit[:5000])  # threads and their memory are there
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before, started = memory_status("VmRSS"), time.perf_counter()
     nearest(unit, progress=track)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "images": asked.images,
         "dim": asked.dim,
         "seconds": time.perf_counter() - started,
-        "mib_beyond_vectors": (after - before) / 1024,
+        "mib_beyond_vectors": (memory_status("VmHWM") - before) / 2**20,
     }
 
 
