@@ -182,23 +182,25 @@ def tried_lines() -> Iterator[str]:
 
 
 def run_lines() -> Iterator[str]:
-    yield (
-        "| set | images | seeds | "
-        + " | ".join(f"{each}: start | after {EPOCHS} epochs" for each in SCORES.values())
-        + " |"
-    )
-    yield "|---" * (2 * len(SCORES) + 3) + "|"
-    for name, images in SETS.items():
+    measured = {}
+    for name in SETS:
         first = read(table_cells(name, 0)[0])
         results = [result for cell in table_cells(name, EPOCHS) if (result := read(cell)) is not None]
-        if first is None or not results:
-            continue
-        columns = []
+        if first is not None and results:
+            measured[name] = first, results
+    if not measured:
+        yield "Not measured yet."
+        return
+    columns = " | ".join(f"{each}: start | after {EPOCHS} epochs" for each in SCORES.values())
+    yield f"| set | images | seeds | {columns} |"
+    yield "|---" * (2 * len(SCORES) + 3) + "|"
+    for name, (first, results) in measured.items():
+        numbers = []
         for score in SCORES:
             values = [100 * result[score] for result in results]
             half = f" ± {half_interval(values):.1f}" if len(values) > 1 else ""
-            columns.append(f"{100 * first[score]:.1f} | {statistics.mean(values):.1f}{half}")
-        yield f"| {name} | {images:,} | {len(results)} | {' | '.join(columns)} |"
+            numbers.append(f"{100 * first[score]:.1f} | {statistics.mean(values):.1f}{half}")
+        yield f"| {name} | {SETS[name]:,} | {len(results)} | {' | '.join(numbers)} |"
 
 
 def main() -> None:
