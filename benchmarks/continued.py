@@ -64,15 +64,15 @@ class Cell:
 
 
 FEW = 1_000
-NAIVE = {"frozen_epochs": 0, "encoder_lr": 1.0, "bn": "batch", "guard": False}
+NAIVE = {"frozen_epochs": 0, "lr": 0.06, "bn": "batch", "guard": False}
 TRIED = [
     Cell("cifar10", FEW),
     Cell("cifar10", FEW, 2),
     Cell("cifar10", FEW, 2, values=NAIVE),
-    Cell("cifar10", FEW, 2, values={"encoder_lr": 1.0}),
+    Cell("cifar10", FEW, 2, values={"lr": 0.06, "encoder_lr": 0.1}),
     Cell("cifar10", FEW, 2, values={"bn": "batch"}),
     Cell("cifar10", FEW, 2, values={"frozen_epochs": 0}),
-    Cell("cifar10", FEW, 2, values={"encoder_lr": 0.03}),
+    Cell("cifar10", FEW, 2, values={"lr": 0.0006, "row_lr": 1000.0}),
     Cell("cifar10", FEW, 2, values={"optimizer": "muon"}),
 ]
 SETS = {"cifar10": 10_000, "fashion-mnist": 6_000, "icons": 6_500}

@@ -55,15 +55,16 @@ def test_impossible_values_are_refused(name: str, value: object) -> None:
 
 def test_given_weights_are_treated_with_care() -> None:
     """As the run begins; one that goes on has the values it began with, also if there were none."""
-    names = ("frozen_epochs", "encoder_lr", "bn", "optimizer")
+    names = ("frozen_epochs", "lr", "row_lr", "bn", "optimizer")
     facts = Facts(20_000)
 
     def chosen(**settings: Any) -> list[Any]:
         return [flat(resolve(defaults(**settings), facts))[name] for name in names]
 
-    usual = [0, 1.0, "batch", "muon"]
+    usual = [0, 0.03, 40.0, "batch", "muon"]
     assert chosen() == usual
-    assert chosen(init_from="x.pth") == [1, 0.1, "fixed", "sgd"]
+    assert chosen(init_from="x.pth") == pytest.approx([1, 0.006, 100.0, "fixed", "sgd"])
+    assert chosen(init_from="x.pth", lr=0.06)[1:3] == [0.06, 10.0]
     assert chosen(init_from="x.pth", **dict(zip(names, usual))) == usual
     assert chosen(init_from="x.pth", resume=True) == usual
 

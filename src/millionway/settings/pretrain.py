@@ -46,7 +46,8 @@ class Training:
     """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images and
     for given weights (--init-from); rows take SGD with both"""
     lr: Chosen[Positive[float]] = None
-    """peak learning rate; by default 0.03, with sgd 0.06; for very many images the paper's 0.48 x batch / 4096"""
+    """peak learning rate; by default 0.03, with sgd 0.06; for very many images the paper's 0.48 x batch / 4096; a tenth
+    of that with --init-from"""
     warmup_epochs: Chosen[NotNegative[int]] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     extended_from: Chosen[str] = None
@@ -54,7 +55,7 @@ class Training:
     frozen_epochs: Chosen[NotNegative[int]] = None
     """first epochs in which head and rows learn and the encoder rests; by default 0, or 1 with --init-from"""
     encoder_lr: Chosen[Positive[float]] = None
-    """learning rate of the encoder as a multiple of --lr; by default 1, or 0.1 with --init-from"""
+    """learning rate of the encoder as a multiple of --lr; by default 1"""
     momentum: BelowOne = 0.9
     """of SGD, for encoder, head and rows"""
     weight_decay: NotNegative[float] = 1e-4
@@ -94,7 +95,7 @@ class Classifier:
     many images"""
     row_lr: Chosen[Positive[float]] = None
     """learning rate of the rows as a multiple of the encoder's; by default 40 x batch / 64, a quarter of that with sgd,
-    or 1 for very many images"""
+    or 1 for very many images; ten times that where --init-from lowers --lr"""
     hardest: Chosen[NotNegative[int]] = None
     """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
     smoothing: Chosen[BelowOne] = None

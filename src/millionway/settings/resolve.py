@@ -66,15 +66,17 @@ class Start:
     """What depends on the encoder's first weights alone."""
 
     frozen_epochs: int
+    rate: float
+    """of encoder and head, as a multiple of what the number of images says; rows keep theirs"""
     encoder_lr: float
     bn: Literal["batch", "fixed"]
     optimizer: Literal["sgd", "muon"] | None = None
     """None: as the number of images says"""
 
 
-AT_RANDOM = Start(frozen_epochs=0, encoder_lr=1.0, bn="batch")
-GIVEN = Start(frozen_epochs=1, encoder_lr=0.1, bn="fixed", optimizer="sgd")
-"""for --init-from (docs/experiments.md, continued pretraining)"""
+AT_RANDOM = Start(frozen_epochs=0, rate=1.0, encoder_lr=1.0, bn="batch")
+GIVEN = Start(frozen_epochs=1, rate=0.1, encoder_lr=1.0, bn="fixed", optimizer="sgd")
+"""for --init-from (docs/method.md, given weights); reasoned, not measured"""
 
 
 def start_of(config: Pretrain) -> Start:
@@ -140,6 +142,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
     start = start_of(config)
+    rate = start.rate if training.lr is None else 1.0
     warmup, optimizer = training.warmup_epochs, training.optimizer or start.optimizer or scale.optimizer
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
@@ -147,7 +150,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         config,
         batch_size=batch_size,
         optimizer=optimizer,
-        lr=training.lr or default_lr(scale, optimizer, batch_size),
+        lr=training.lr or rate * default_lr(scale, optimizer, batch_size),
         frozen_epochs=start.frozen_epochs if training.frozen_epochs is None else training.frozen_epochs,
         encoder_lr=training.encoder_lr or start.encoder_lr,
         bn=training.bn or start.bn,
@@ -158,7 +161,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         head=config.model.head or scale.head,
         temperature=config.classifier.temperature or scale.temperature,
         row_norm=config.classifier.row_norm or scale.row_norm,
-        row_lr=config.classifier.row_lr or default_row_lr(scale, optimizer, batch_size),
+        row_lr=config.classifier.row_lr or default_row_lr(scale, optimizer, batch_size) / rate,
         pairs=pairs,
         smoothing=smoothing,
         hardest=hardest if smoothing and not sampled else 0,
