@@ -4,6 +4,7 @@ import shutil
 import struct
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -12,6 +13,7 @@ from millionway.data.dataset import open_dataset
 from millionway.data.kinds import named_sets
 from millionway.data.kinds.choose import has_test_split, open_source
 from millionway.data.kinds.folders import FileSource
+from millionway.data.source import Keys
 
 
 def picture(path, value: int = 0) -> None:
@@ -184,3 +186,21 @@ def test_files_that_are_ignored_are_named(tmp_path, digit_folder, monkeypatch, c
     assert "1 .nef (RAW photos" in caplog.text and "1 .mp4 (videos, of which no frame is taken)" in caplog.text
     assert ".txt" in caplog.text and "without an extension" in caplog.text
     assert "1 images have several frames or pages: the first one is taken" in caplog.text
+
+
+def test_texts_are_taken_by_their_places() -> None:
+    texts = [f"photos/{number}.jpg" for number in range(50)]
+    keys = Keys(pa.chunked_array([texts[:7], [], texts[7:30], texts[30:]], pa.string()))
+    for places in ([], [49, 0, 7, 6, 30, 29, 7], list(range(50)), list(range(49, -1, -1))):
+        taken = keys.take(np.array(places, dtype=np.int64))
+        assert list(taken) == [texts[place] for place in places]
+        assert len(taken.arrow.combine_chunks()) == len(places)
+
+
+def test_more_letters_than_2_gib_can_be_opened() -> None:
+    """Nine times the same chunk: nothing of that size is in memory."""
+    chunk = pa.array([chr(97 + number) * (1 << 24) for number in range(16)], pa.string())
+    keys = Keys(pa.chunked_array([chunk] * 9))
+    assert sum(part.nbytes for part in keys.arrow.chunks) > 1 << 31
+    first, last = keys.take(np.array([143, 0]))
+    assert (first[0], last[0], len(last)) == ("p", "a", 1 << 24)

@@ -286,14 +286,14 @@ def _table(old: Manifest, source: Source, place_of: np.ndarray, unknown: np.ndar
 def _merged(table: pa.Table, was_visited: np.ndarray) -> pa.Table:
     """Of images with the same bytes one is visited: the one that was, or the first."""
     rows = np.flatnonzero(pc.equal(table["problem"], "").to_numpy())
-    kinds = table["content_hash"].take(pa.array(rows)).combine_chunks().dictionary_encode().indices.to_numpy()
+    kinds = Keys(table["content_hash"]).take(rows).arrow.combine_chunks().dictionary_encode().indices.to_numpy()
     order = np.lexsort((rows, ~was_visited[rows]))
     _, first = np.unique(kinds[order], return_index=True)
     owner = rows[order[first]][kinds]  # [rows]
     is_copy = owner != rows
     if not is_copy.any():
         return table
-    names = pc.binary_join_element_wise(COPY, table["key"].take(pa.array(owner[is_copy])), "")
+    names = pc.binary_join_element_wise(COPY, Keys(table["key"]).take(owner[is_copy]).arrow, "")
     mask = np.zeros(table.num_rows, dtype=bool)
     mask[rows[is_copy]] = True
     problem = pc.replace_with_mask(table["problem"].combine_chunks(), mask, names.combine_chunks())

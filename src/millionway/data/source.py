@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -50,7 +51,28 @@ class Keys(Sequence[str]):
         return pc.fill_null(pc.index_in(others.arrow, value_set=self.arrow), -1).to_numpy().astype(np.int64)
 
     def take(self, places: np.ndarray) -> "Keys":
-        return Keys(self.arrow.take(pa.array(places)))
+        """Arrow would put all texts into one array first, which ends at 2 GiB of letters."""
+        places = places.astype(np.int64)
+        chunks = [self._take(places[at : at + KEYS_PER_CHUNK]) for at in range(0, len(places), KEYS_PER_CHUNK)]
+        return Keys(pa.chunked_array(chunks, self.arrow.type))
+
+    def _take(self, places: np.ndarray) -> pa.Array:
+        ends = self._ends
+        chunk_of = np.searchsorted(ends, places, side="right")
+        order = np.argsort(chunk_of, kind="stable")
+        numbers, first = np.unique(chunk_of[order], return_index=True)
+        parts = []
+        for number, some in zip(numbers.tolist(), np.split(places[order], first[1:])):
+            chunk = self.arrow.chunk(number)
+            parts.append(chunk.take(pa.array(some - (ends[number] - len(chunk)))))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return pa.concat_arrays(parts).take(pa.array(back))
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """[chunks] the place behind the last text of each."""
+        return np.cumsum([len(chunk) for chunk in self.arrow.chunks], dtype=np.int64)
 
     def repeated(self) -> list[str]:
         """Texts that are there more than once."""
