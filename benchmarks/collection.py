@@ -5,6 +5,7 @@
     python benchmarks/collection.py planted --run RUN --data PLANTED
     python benchmarks/collection.py neighbors --images 374951      # memory beyond the vectors
     python benchmarks/collection.py places --images 50000          # beside faiss and openTSNE's defaults
+    python benchmarks/collection.py table                          # into docs/explore.md
 
 Near-duplicates: pairs in the order of the likeness of their pixels, among candidates from vectors; recall where 99 % of
 the pairs so far are planted. CIFAR-10 has near-duplicates of its own: a pair of them is neither right nor wrong, by a
@@ -26,6 +27,7 @@ from classifier import memory_status
 from own_copies import own_copies
 from PIL import Image
 from planted import KINDS, NUM_OUTLIERS, OUTLIERS
+from presets import write_between_marks
 from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
@@ -256,15 +258,33 @@ def whole_map(asked: argparse.Namespace) -> dict[str, Any]:
     return {"images": asked.images, "ours": ours, "theirs": theirs, "ratio": ours / theirs, "parts": seconds}
 
 
+def write_table() -> None:
+    """What was measured last, between the marks of docs/explore.md."""
+    numbers = json.loads((RESULTS / "collection_planted.json").read_text())["numbers"]
+    lines = [
+        "| by | copies: recall | with CIFAR-10's own as mistakes | outliers: average precision | by vectors alone |"
+    ]
+    lines += ["|---|---|---|---|---|"]
+    for name, found in numbers.items():
+        copies, strange = found["near_duplicates"], found.get("outliers", {})
+        cells = [copies["recall_at_99_precision"], copies["recall_at_99_precision_all_counted"]]
+        cells += [strange.get("average_precision"), strange.get("average_precision_by_vectors_alone")]
+        lines.append(f"| {name} | {' | '.join('-' if cell is None else f'{cell:.3f}' for cell in cells)} |")
+    page = Path(__file__).parent.parent / "docs" / "explore.md"
+    write_between_marks(page, "collection", "\n".join(lines))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["planted", "neighbors", "places"])
+    parser.add_argument("what", choices=["planted", "neighbors", "places", "table"])
     parser.add_argument("--run", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--bccd", type=Path)
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--dim", type=int, default=128)
     given = parser.parse_args()
+    if given.what == "table":
+        raise SystemExit(write_table())
     measured = {"planted": planted, "neighbors": memory, "places": whole_map}[given.what](given)
     written = RESULTS / f"collection_{given.what}.json"
     environment = json.loads(describe_environment(torch.device("cpu")))

@@ -52,10 +52,11 @@ def main(asked: Map) -> None:
         browser.execute_script("Atlas.look({...Atlas.view, target: [0.2, 0.1, 0], zoom: Atlas.view.zoom + 2.2})")
         until(lambda: int(browser.execute_script("return document.body.dataset.thumbnails || 0")))
         take("map")
-        place = browser.execute_script("return Atlas.chosen(Atlas.inView())[20]")
+        in_view = browser.execute_script("return Atlas.chosen(Atlas.inView())")
+        near = explorer.pack.table["neighbors"].take(in_view).to_pylist()
+        place = in_view[min(range(len(near)), key=lambda n: near[n]["distances"][8])]  # one with company
         browser.execute_script("Panel.image(arguments[0])", place)
         until(lambda: browser.execute_script("return document.querySelectorAll('#neighbors [data-place]').length"))
-        browser.execute_script("document.getElementById('neighbors').scrollIntoView()")
         until(lambda: browser.execute_script(SHOWN, "#neighbors .tile"))
         take("neighbors")
         browser.execute_script("Panel.close(); App.tab('duplicates')")
