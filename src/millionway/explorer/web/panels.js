@@ -109,7 +109,7 @@ const Panel = {
     const strip = Panel.grid(near.map((each) => each.place), near.map((each) => each.cosine.toFixed(2)));
     strip.id = "neighbors";
     Panel.near = near;
-    Panel.open(paths[place].split("/").pop(), picture, facts, copy, " ", show, Panel.make("h3", {}, "Nearest neighbors"), strip);
+    Panel.open(paths[place].split("/").pop(), picture, copy, " ", show, Panel.make("h3", {}, "Nearest neighbors"), strip, facts);
     document.getElementById("panel").dataset.place = place;
   },
 
