@@ -26,6 +26,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     client = nbclient.NotebookClient(notebook, timeout=None, kernel_name="this", resources={})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JUPYTER_PATH", str(folder))
+        patch.delenv("MPLBACKEND", raising=False)  # the kernel has its own, which shows figures
         patch.setenv("MILLIONWAY_FEATURES", str(folder / "features"))
         client.execute()
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
