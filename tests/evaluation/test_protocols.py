@@ -9,7 +9,7 @@ from millionway.evaluation.features import labeled_split
 from millionway.evaluation.health import effective_rank, health_of_rows
 from millionway.evaluation.knn import knn, votes
 from millionway.evaluation.linear import linear
-from millionway.evaluation.neighbors import neighbors
+from millionway.evaluation.neighbor_samples import neighbors
 from millionway.model.classifier import InstanceClassifier
 
 

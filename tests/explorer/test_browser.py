@@ -14,8 +14,8 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from millionway.explorer.export import export
 from millionway.explorer.server import Explorer
+from millionway.explorer.static_site import export
 
 pytestmark = pytest.mark.browser
 

@@ -14,7 +14,7 @@ from millionway.model.network import Network
 from millionway.reporting.metrics import read_metrics
 from millionway.seals import seal_folder, write_json
 from millionway.train import checkpoint
-from millionway.train.metrics import Metrics
+from millionway.train.metrics_file import Metrics
 from millionway.train.state import State
 from millionway.train.step import train_step
 

@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from millionway.collection import duplicates as twice
-from millionway.collection.images import paths_of
 from millionway.collection.neighbors import most_similar
 from millionway.collection.pairs import verify
+from millionway.collection.sources import paths_of
 from millionway.data.batches import plain_batches
 from millionway.data.images import UnreadableImage, decode
 from millionway.data.kinds.folders import read_file

@@ -19,11 +19,11 @@ from millionway.collection import places as mapping
 from millionway.collection import table as tables
 from millionway.collection import vectors as making
 from millionway.collection.answers import Answer
-from millionway.collection.images import paths_of
 from millionway.collection.kept import Kept
 from millionway.collection.looks import Looks, look
 from millionway.collection.neighbors import NUM_NEIGHBORS, Neighbors, nearest
 from millionway.collection.outliers import Outliers, outliers
+from millionway.collection.sources import paths_of
 from millionway.collection.vectors import Vectors
 from millionway.data.dataset import Dataset
 from millionway.data.manifest import hash_of

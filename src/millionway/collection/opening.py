@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from millionway.collection.collection import Collection
-from millionway.collection.images import open_images, open_run
+from millionway.collection.sources import open_images, open_run
 from millionway.data.readers import Progress
 from millionway.evaluation.feature_cache import FeatureCache, default_folder
 from millionway.evaluation.subject import open_subject

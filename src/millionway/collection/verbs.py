@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from millionway.collection.answers import Answer
 from millionway.collection.collection import Collection
-from millionway.collection.images import are_files, write_list
 from millionway.collection.opening import open_collection, open_others
+from millionway.collection.sources import are_files, write_list
 from millionway.console import track
 from millionway.files import check_new, replacing, write_whole
 from millionway.settings.collection import Duplicates, Map, Outliers, Search

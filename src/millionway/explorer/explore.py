@@ -15,10 +15,10 @@ from millionway.collection.neighbors import most_similar
 from millionway.collection.opening import open_collection
 from millionway.console import track
 from millionway.explorer.epochs import Epochs
-from millionway.explorer.export import LARGE_IMAGES, check_folder_is_new, export
 from millionway.explorer.pack import Pack
-from millionway.explorer.page import library
 from millionway.explorer.server import Explorer, address, is_loopback, listen, serve
+from millionway.explorer.static_site import LARGE_IMAGES, check_folder_is_new, export
+from millionway.explorer.template import library
 from millionway.reporting.contents import read_contents
 from millionway.reporting.page import draw
 from millionway.settings.collection import Explore

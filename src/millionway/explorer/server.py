@@ -28,7 +28,7 @@ from starlette.routing import Route
 from millionway.data.images import UnreadableImage, decode
 from millionway.explorer.epochs import Epochs
 from millionway.explorer.pack import Pack
-from millionway.explorer.page import SCRIPTS, STYLE, index_html, library, web_file
+from millionway.explorer.template import SCRIPTS, STYLE, index_html, library, web_file
 
 log = logging.getLogger("millionway")
 

@@ -17,7 +17,7 @@ from millionway.data.stores import FileStore
 from millionway.evaluation.features import Split, encode_views, extract, extract_split, labeled_split
 from millionway.evaluation.health import health_of_rows, views_found
 from millionway.evaluation.knn import knn
-from millionway.evaluation.neighbors import neighbors
+from millionway.evaluation.neighbor_samples import neighbors
 from millionway.evaluation.results import write_result
 from millionway.evaluation.snapshots import MAX_IMAGES, Snapshot, write_snapshot
 from millionway.evaluation.thumbnails import picture_of, picture_of_view
@@ -33,7 +33,7 @@ from millionway.settings.pretrain import Pretrain
 from millionway.train.clock import MUCH
 from millionway.train.first_weights import take_weights
 from millionway.train.guard import NUMBER, judge
-from millionway.train.metrics import Metrics, peak_memory_bytes
+from millionway.train.metrics_file import Metrics, peak_memory_bytes
 from millionway.train.setup import own_cores
 from millionway.train.state import State
 

@@ -27,7 +27,7 @@ from millionway.reporting.words import duration
 from millionway.settings.plan import Plan
 from millionway.settings.pretrain import Pretrain, with_settings
 from millionway.train.clock import Clock
-from millionway.train.metrics import peak_memory_bytes
+from millionway.train.metrics_file import peak_memory_bytes
 from millionway.train.monitor import HEALTH_INSTANCES
 from millionway.train.plan import Answer, Question, answers_to, facts_of, measure_hardest
 from millionway.train.setup import build

@@ -27,7 +27,7 @@ from millionway.train.changes import CHANGED, Before, changed_images, nothing_le
 from millionway.train.extend import extend, extended_for_changes, in_words
 from millionway.train.first_weights import as_the_weights_are
 from millionway.train.loop import Loop, Plan
-from millionway.train.metrics import Metrics
+from millionway.train.metrics_file import Metrics
 from millionway.train.monitor import Monitor, labeled_images
 from millionway.train.setup import (
     build,

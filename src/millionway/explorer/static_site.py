@@ -7,8 +7,8 @@ from pathlib import Path
 
 from millionway.data.images import UnreadableImage
 from millionway.data.readers import Progress
-from millionway.explorer.page import SCRIPTS, STYLE, index_html, library, web_file
 from millionway.explorer.server import Explorer, shown
+from millionway.explorer.template import SCRIPTS, STYLE, index_html, library, web_file
 
 EMBEDDED_BYTES = 64 << 20  # a page from the disk may fetch nothing, so the data of a small one stands in a script
 LARGE_IMAGES = 5000  # up to so many the images themselves are written too
