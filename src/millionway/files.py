@@ -8,8 +8,9 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +101,7 @@ def reserve(file: int, path: Path, first: int, num_bytes: int) -> None:
             raise BadFile(path, f"no room for {num_bytes:,} bytes ({error.strerror})") from None
 
 
-def open_append(path: Path) -> TextIO:
+def open_append(path: Path) -> TextIOWrapper:
     """A text file to add lines to: its own file, not a link, a pipe or another name of somebody's file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:

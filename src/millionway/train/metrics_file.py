@@ -20,14 +20,14 @@ class Metrics:
 
         Lines go by epochs, since the steps of an epoch are others when images have come or gone.
         """
-        from torch.utils.tensorboard import SummaryWriter
+        from millionway.train.event_file import EventFile
 
         self.path, self.num_lines = run / "metrics.jsonl", 0
         if resume_at is not None:
             self.num_lines = _drop_lines_after(run, self.path, resume_at[1])
         self.file = open_append(self.path)
         purge = None if resume_at is None else resume_at[0] + 1
-        self.events = SummaryWriter(str(make_folder(run / "tensorboard")), purge_step=purge)
+        self.events = EventFile(make_folder(run / "tensorboard"), purge)
 
     def write(self, kind: str, step: int, epoch: float, **numbers: float) -> None:
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **numbers}
