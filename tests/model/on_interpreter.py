@@ -208,7 +208,7 @@ def the_faster_one_is_chosen() -> None:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     passes.log.addHandler(handler)
-    passes.log.setLevel(logging.INFO)
+    passes.log.setLevel(logging.DEBUG)
     with mock.patch.object(passes, "TRIAL_ROWS", 150):
         assert isinstance(passes.choose("triton", cpu, *case), fused.FusedPasses)
         for storage, dim, precision in (
