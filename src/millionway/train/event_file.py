@@ -3,7 +3,6 @@
 TensorBoard's own writer writes from a thread, where a full disk ends in a traceback that nobody can catch.
 """
 
-import itertools
 import os
 import time
 from pathlib import Path
@@ -14,15 +13,14 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from millionway.files import open_append
 
-COUNTER = itertools.count()
-
 
 class EventFile:
     """A new one for each start of a run."""
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
         """purge_step: what earlier files say of this step and later ones no longer counts."""
-        name = f"events.out.tfevents.{int(time.time())}.millionway.{os.getpid()}.{next(COUNTER)}"
+        # TensorBoard reads them in the order of their names.
+        name = f"events.out.tfevents.{time.time_ns()}.millionway.{os.getpid()}"
         self.file = open_append(folder / name).detach()
         self.records = RecordWriter(self.file)
         self._write(Event(file_version="brain.Event:2"))
