@@ -28,6 +28,12 @@ from millionway.settings.report import Report
 from millionway.settings.study import Study
 
 out = Console()
+NEXT = (
+    "evaluate all --run {} --data LABELED",
+    "explore --run {}",
+    "export --run {} --out FILE --format onnx",
+)
+"""what can be done with a run that is finished"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -91,11 +97,7 @@ def pretrain(args: list[str]) -> None:
     folder = run(config)
     if is_first_process():
         print(f"run     {folder}\nreport  {folder / 'report.html'}\n\nNext:")
-        for command in (
-            "evaluate all --run {} --data LABELED",
-            "explore {}",
-            "export --run {} --out FILE --format onnx",
-        ):
+        for command in NEXT:
             print(f"  millionway {command.format(shlex.quote(str(folder)))}")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import millionway
-from millionway.cli import VERBS, main
+from millionway.cli import NEXT, VERBS, main
 from millionway.settings import command_line
 from millionway.settings.bench import Bench
 from millionway.settings.checks import flag
@@ -61,6 +61,12 @@ def test_options_are_parameters_with_the_same_default(verb: str) -> None:
         factory = next(each.default_factory for each in fields(settings) if each.name == name)
         default = parameter.default if factory is MISSING else factory()
         assert default is inspect.Parameter.empty or options[name] == default, name
+
+
+@pytest.mark.parametrize("command", NEXT)
+def test_what_is_advised_after_a_run_can_be_typed(command: str) -> None:
+    verb, *words = command.format("runs/photos").split()
+    assert vars(command_line.parse(VERB[verb][0], words, verb))["run"] == Path("runs/photos")
 
 
 @pytest.mark.parametrize("verb", [*VERB, "pretrain"])

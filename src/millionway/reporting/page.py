@@ -24,7 +24,7 @@ def write_report(run: Path) -> Path:
 
 
 def redraw(run: Path) -> None:
-    """After an evaluation, whose numbers are there whatever becomes of the page."""
+    """After something that matters whatever becomes of the page: an evaluation, or a run that stopped."""
     with suppress(OSError, ValueError):
         write_report(run)
 

@@ -19,6 +19,7 @@ import logging
 import os
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -198,9 +199,11 @@ def _write_last(checkpoints: Path, seals: dict[str, str]) -> None:
 
 def _mend_last(newest: Path) -> None:
     """It is read by people and other programs alone, so damage to it would else stay."""
-    last = newest.parent / "last"
-    if not last.exists() or last.read_bytes() != f"{newest.name}\n".encode():
-        write_whole(last, f"{newest.name}\n")
+    last, wanted = newest.parent / "last", f"{newest.name}\n"
+    with suppress(OSError, ValueError):  # not there, or not a file of ours
+        if read_regular(last, SEALS_BYTES) == wanted.encode():
+            return
+    write_whole(last, wanted)
 
 
 def _seals(checkpoints: Path) -> dict[str, str]:

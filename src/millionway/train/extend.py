@@ -8,6 +8,7 @@ from millionway.model.schedule import learning_rate
 from millionway.settings.pretrain import Pretrain, with_settings
 
 END = r"\d{1,9}@\d+(\.\d+)?(e-\d+)?"
+EXTENDED = ("epochs", "lr", "extended_from")  # what is other in a run that goes on
 MORE = 0.5  # of the epochs so far, where only the images have changed
 
 

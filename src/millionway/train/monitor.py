@@ -170,7 +170,8 @@ class Monitor:
             return
         numbers = {"num_images": len(self.dataset.instance_ids), **numbers, **dict(self.knn())}
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
-        judgment = judge(read_metrics(self.metrics.path), min(HEALTH_INSTANCES, len(self.dataset.instance_ids)))
+        lines = read_metrics(self.metrics.path)
+        judgment = judge(lines, min(HEALTH_INSTANCES, len(self.dataset.instance_ids)))
         if judgment.is_kept:
             self._save_encoder()
         self._write_snapshot(epoch)
@@ -180,7 +181,7 @@ class Monitor:
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
         log.info("epoch %d/%d: %s", epoch, epochs, ", ".join(shown))
         if epoch:
-            said = verdict(read_metrics(self.metrics.path), epochs)
+            said = verdict(lines, epochs)
             self.is_flat = said.word == FLAT
             log.info("epoch %d/%d: %s", epoch, epochs, said)
         if not judgment.is_kept:

@@ -1,7 +1,7 @@
 """A run, top to bottom: images in, run folder out."""
 
 import logging
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from millionway.model.encoder import EncoderSpec, full_name
 from millionway.parallel.collectives import all_or_none, on_first_rank
 from millionway.parallel.group import Group, is_lost_contact, leave
 from millionway.parallel.launcher import global_rank, is_first_process, local_rank
-from millionway.reporting.page import write_report
+from millionway.reporting.page import redraw, write_report
 from millionway.run_folder import LOG, MANIFEST, new_run_folder, sole_user
 from millionway.settings.pretrain import Pretrain, check, with_settings
 from millionway.settings.stored import check_resume, has_begun, run_settings, write_settings
 from millionway.train import checkpoint
 from millionway.train.changes import CHANGED, Before, changed_images, nothing_left_behind, take_over
-from millionway.train.extend import extend, extended_for_changes, in_words
+from millionway.train.extend import EXTENDED, extend, extended_for_changes, in_words
 from millionway.train.first_weights import as_the_weights_are
 from millionway.train.loop import Loop, Plan
 from millionway.train.metrics_file import Metrics
@@ -73,8 +73,7 @@ def pretrain(config: Pretrain) -> Path:
         _pretrain(config)
     except RunStopped:
         if is_first_process():
-            with suppress(OSError, ValueError):  # why it stopped matters more
-                write_report(config.out)
+            redraw(config.out)
         raise
     except RuntimeError as error:
         if not is_lost_contact(error):
@@ -91,8 +90,7 @@ def _as_it_began(stored: Pretrain, wanted: Pretrain) -> Pretrain:
         check_resume(stored, wanted)
         return wanted
     longer = extend(stored, wanted.training.epochs, wanted.training.lr)
-    names = ("epochs", "lr", "extended_from")
-    wanted = with_settings(wanted, **{name: getattr(longer.training, name) for name in names})
+    wanted = with_settings(wanted, **{name: getattr(longer.training, name) for name in EXTENDED})
     check_resume(longer, wanted)
     return wanted
 
@@ -181,7 +179,7 @@ def _longer(
     if before is not None and done >= config.training.epochs:
         config = extended_for_changes(config)
     if config.training.epochs > had:
-        longer = {name: getattr(config.training, name) for name in ("epochs", "lr", "extended_from")}
+        longer = {name: getattr(config.training, name) for name in EXTENDED}
         on_first_rank(group, lambda: write_settings(run, with_settings(stored, **longer)))
         log.info("%s", in_words(config))
     elif done >= had:
