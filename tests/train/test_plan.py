@@ -1,6 +1,8 @@
 import json
+import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -36,15 +38,15 @@ def run(num, images, size, k):
     state = State(network, optimizer, classifier, table, step=0)
     with tempfile.TemporaryDirectory() as folder:
         saver = Saver(Path(folder) / "checkpoints", "", 2, Group.current(), 60.0)
-        for number in range(4):
+        for number in range(5):
             if number % 2 == 0:
                 state.hardest = classifier.hardest(k)
             views, ids = torch.rand(2 * images, 3, size, size), torch.arange(images).repeat(2)
             train_step(network, classifier, optimizer, views, ids, state.hardest, alpha=0.2, lr=0.1, row_lr=0.1,
                        momentum=0.9, weight_decay=0.0)
             state.step += 1
-            if number % 2 == 0:
-                saver.save(state)  # beside the next step
+            if number % 2 == 1:
+                saver.save(state)  # beside the next search, as at the end of an epoch
         saver.wait()
 
 torch.set_num_threads(2)
@@ -58,17 +60,20 @@ print(json.dumps(status("VmHWM") - before))
 @pytest.mark.slow
 @pytest.mark.parametrize(("instances", "images", "size", "k"), [(60_000, 16, 32, 100), (60_000, 128, 64, 50)])
 def test_the_plan_is_what_search_step_and_checkpoint_take(instances: int, images: int, size: int, k: int) -> None:
-    arguments = [str(value) for value in (instances, images, size, k)]
-    # What malloc keeps of freed pieces varies from run to run.
-    command = [sys.executable, "-c", STEPS, *arguments]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3)]
+    command = [sys.executable, "-c", STEPS, *map(str, (instances, images, size, k))]
+
+    def most(times: int, **environment: str) -> int:
+        run = partial(subprocess.check_output, command, text=True, env=os.environ | environment)
+        return max(json.loads(run()) for _ in range(times))
+
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     planned = millionway.plan(
         instances, batch_size=images, encoder="narrow-resnet", image_size=size, hardest=k, device="cpu"
     )["hybrid"]
     torch.set_num_threads(threads)
-    assert planned.total == pytest.approx(sorted(map(json.loads, runs))[1], rel=0.15), planned.memory
+    # malloc may keep what was freed, more or less of it from run to run, or return it at once.
+    assert most(1, MALLOC_MMAP_THRESHOLD_="65536") <= planned.total <= 1.15 * most(2), planned.memory
 
 
 def test_the_largest_number_fits_and_the_next_does_not() -> None:
