@@ -25,8 +25,8 @@ from millionway.model import hardest as hardest_search
 from millionway.model import passes as implementations
 from millionway.model.compare import Comparison
 from millionway.model.inputs import NotFiniteError
-from millionway.model.passes import KERNELS, Passes
-from millionway.model.products import PRECISIONS, computed_in
+from millionway.model.passes import Passes
+from millionway.model.products import computed_in
 from millionway.model.row_store import FileStore, HostStore, Store
 from millionway.model.rows import DeadRows, InverseNorms, KeptExponentials, Rows, rows_per_block, unit
 from millionway.parallel import collectives
@@ -34,7 +34,6 @@ from millionway.parallel.group import Group
 from millionway.parallel.layout import find_places, local_range
 from millionway.settings.pretrain import Kernel, Precision
 
-STORAGE = (torch.float32, torch.float64, torch.bfloat16)
 ROWS_DRAWN_AT_ONCE = 1 << 11
 
 
@@ -102,22 +101,8 @@ class InstanceClassifier(nn.Module):
         go while others are worked on; the numbers are the same.
         """
         super().__init__()
-        if num_instances < 1 or dim < 1:
-            raise ValueError(f"a classifier needs at least one instance and one dimension, not {num_instances} x {dim}")
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature must be positive and finite, not {temperature}")
-        if storage not in STORAGE:
-            raise ValueError(f"storage must be one of {', '.join(map(str, STORAGE))}, not {storage}")
-        if classes_per_step is not None and classes_per_step < 1:
-            raise ValueError(f"classes_per_step must be positive, not {classes_per_step}")
-        if keep_bytes is not None and keep_bytes < 0:
-            raise ValueError(f"keep_bytes must not be negative, not {keep_bytes}")
-        if kernel not in KERNELS:
-            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {kernel!r}")
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
-        if kernel == "triton" and rows_in != "device":
-            raise ValueError(f"the triton kernels need rows on the device, not in {rows_in}")
+        inputs.check_options(num_instances, dim, temperature, storage, keep_bytes, classes_per_step)
+        implementations.check_choice(kernel, precision, rows_in)
         self.num_instances = num_instances
         self.dim = dim
         self.temperature = temperature
@@ -222,11 +207,7 @@ class InstanceClassifier(nn.Module):
             q, gradient = added / numerator[:, None], None
             if storing:
                 gradient = first.o / z[:, None] - softmax.weighted_rows(rows, places, q)
-                gradient /= tau * len(x)  # with respect to the unit embeddings, by the rows that are here
-                gradient = collectives.reduce_scatter(group, gradient)
-                own = slice(group.rank * len(gradient), (group.rank + 1) * len(gradient))
-                along = (unit_x[own] * gradient).sum(dim=1, keepdim=True)
-                gradient = (gradient - unit_x[own] * along) * inverse_norm_x[own]
+                gradient = self._share_of(gradient, unit_x, inverse_norm_x)
             # The host waits for the device here and nowhere else in a step; nothing has been written yet.
             trouble = inputs.find_trouble(x, targets, loss, self.num_instances)
             is_wrong, *bounds = torch.cat([trouble, pairs.unread]).tolist()
@@ -240,6 +221,13 @@ class InstanceClassifier(nn.Module):
             pairs.bounds = bounds
         self._pass = _Pass(all_rows, rows, chosen, unit_x, pairs, q.view(-1)[pairs.places], first, z)
         return _KnownGradient.apply(embeddings, loss, gradient.to(embeddings.dtype))
+
+    def _share_of(self, gradient: Tensor, unit_x: Tensor, inverse_norm_x: Tensor) -> Float[Tensor, "own dim"]:
+        """With respect to this rank's embeddings, from that by the rows here with respect to all unit embeddings."""
+        gradient = collectives.reduce_scatter(self.group, gradient / (self.temperature * len(unit_x)))
+        own = slice(self.group.rank * len(gradient), (self.group.rank + 1) * len(gradient))
+        along = (unit_x[own] * gradient).sum(dim=1, keepdim=True)
+        return (gradient - unit_x[own] * along) * inverse_norm_x[own]
 
     @torch.no_grad()
     def update(self, lr: float, momentum: float = 0.9, weight_decay: float = 1e-4) -> None:

@@ -8,9 +8,32 @@ from millionway.parallel import collectives
 from millionway.parallel.group import Group
 from millionway.parallel.layout import find_places
 
+STORAGE = (torch.float32, torch.float64, torch.bfloat16)
+
 
 class NotFiniteError(ValueError):
     """Embeddings or rows with NaN or infinity."""
+
+
+def check_options(
+    num_instances: int,
+    dim: int,
+    temperature: float,
+    storage: torch.dtype,
+    keep_bytes: int | None,
+    classes_per_step: int | None,
+) -> None:
+    """What a classifier is made with."""
+    if num_instances < 1 or dim < 1:
+        raise ValueError(f"a classifier needs at least one instance and one dimension, not {num_instances} x {dim}")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be positive and finite, not {temperature}")
+    if storage not in STORAGE:
+        raise ValueError(f"storage must be one of {', '.join(map(str, STORAGE))}, not {storage}")
+    if classes_per_step is not None and classes_per_step < 1:
+        raise ValueError(f"classes_per_step must be positive, not {classes_per_step}")
+    if keep_bytes is not None and keep_bytes < 0:
+        raise ValueError(f"keep_bytes must not be negative, not {keep_bytes}")
 
 
 def check_form(vectors: Tensor, instance_ids: Tensor, dim: int) -> None:

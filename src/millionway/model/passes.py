@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from millionway import randomness
 from millionway.console import first_line
 from millionway.model import softmax
-from millionway.model.products import computed_in
+from millionway.model.products import PRECISIONS, computed_in
 from millionway.model.rows import Rows, inverse_norms, rows_per_block, unit
 from millionway.model.softmax import FirstPass, Move
 from millionway.settings.pretrain import Kernel, Precision
@@ -29,6 +30,16 @@ TRIAL_TARGETS = 3
 # How far the two may be apart, relative to the result: rounding of the products, many times over.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 5e-2}
 STORAGE_TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 1e-2}  # rounding at random may go the other way
+
+
+def check_choice(kernel: str, precision: str, rows_in: str | Path) -> None:
+    """What a classifier is asked to compute with."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, not {kernel!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    if kernel == "triton" and rows_in != "device":
+        raise ValueError(f"the triton kernels need rows on the device, not in {rows_in}")
 
 
 @runtime_checkable
