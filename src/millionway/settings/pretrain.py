@@ -188,6 +188,8 @@ class Running:
     """how many of the newest checkpoints stay"""
     log_every: Positive[int] = 10
     """steps between lines in metrics.jsonl"""
+    log_to: Chosen[Literal["wandb", "mlflow"]] = None
+    """send the numbers of metrics.jsonl there too, if that package is installed"""
     guard: bool = True
     """with --init-from: when views find the other view of their image less often than they did with these weights, end
     the run and keep the better encoder"""
@@ -244,7 +246,7 @@ HINTS: dict[str, Any] = {
 FREE_ON_RESUME = frozenset(
     {"data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"}
     | {"device", "threads", "rows_in", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"}
-    | {"guard", "stop_when_flat", "verbose"}
+    | {"guard", "log_to", "stop_when_flat", "verbose"}
 )
 FREE_ON_RESUME |= {"max_pixels", "max_image_bytes"}
 

@@ -10,19 +10,20 @@ import torch
 
 from millionway.files import make_folder, open_append, write_whole
 from millionway.reporting.metrics import line_of, read_metrics, warn_of_missing
+from millionway.train.trackers import Follower
 
 
 class Metrics:
     """Lines have a `kind` (step or evaluation) and the step they belong to."""
 
-    def __init__(self, run: Path, resume_at: tuple[int, float] | None = None) -> None:
+    def __init__(self, run: Path, resume_at: tuple[int, float] | None = None, follower: Follower | None = None) -> None:
         """resume_at: step and epoch where the run goes on; lines after it are dropped, they will be written again.
 
         Lines go by epochs, since the steps of an epoch are others when images have come or gone.
         """
         from millionway.train.event_file import EventFile
 
-        self.path, self.num_lines = run / "metrics.jsonl", 0
+        self.path, self.num_lines, self.follower = run / "metrics.jsonl", 0, follower
         if resume_at is not None:
             self.num_lines = _drop_lines_after(run, self.path, resume_at[1])
         self.file = open_append(self.path)
@@ -36,6 +37,8 @@ class Metrics:
         self.num_lines += 1
         for name, value in numbers.items():
             self.events.add_scalar(f"{kind}/{name}", value, step)
+        if self.follower is not None:
+            self.follower.write(kind, step, numbers)
 
     def sync(self) -> None:
         """Everything written is on the disk."""
@@ -47,6 +50,8 @@ class Metrics:
         for file in (self.file, self.events):
             with suppress(OSError):
                 file.close()
+        if self.follower is not None:
+            self.follower.close()
 
 
 def _drop_lines_after(run: Path, path: Path, epoch: float) -> int:

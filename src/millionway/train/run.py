@@ -43,6 +43,7 @@ from millionway.train.setup import (
 )
 from millionway.train.state import State
 from millionway.train.stops import RunStopped, lost_contact, resume_command
+from millionway.train.trackers import Follower, check_tracker
 
 log = logging.getLogger("millionway")
 
@@ -59,6 +60,7 @@ def pretrain(config: Pretrain) -> Path:
     if config.out == Path():
         raise ValueError("--out is missing: the run folder to make")
     check(config)
+    check_tracker(config)
     if config.data_changed and not config.resume:
         raise ValueError("--data-changed is for --resume: a new run takes the images as they are")
     if config.model.encoder is not None:
@@ -155,7 +157,8 @@ def _train(
     if before is not None:
         state = take_over(config, dataset, state, spec, before, plan.steps_per_epoch, run)
     step = state.step if resumed and state.prior is None else -1
-    metrics = Metrics(run, (step, step / plan.steps_per_epoch)) if group.is_first else None
+    resume_at = (step, step / plan.steps_per_epoch)
+    metrics = Metrics(run, resume_at, Follower.of(run, config)) if group.is_first else None
     monitor = Monitor(config, run, dataset, device, state, spec, group, plan.steps_per_epoch, split, metrics)
     saver = checkpoint.Saver(checkpoints, fingerprint, config.running.keep, group, config.running.timeout)
     with Interrupt() as interrupt:
