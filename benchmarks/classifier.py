@@ -21,6 +21,7 @@ import ctypes
 import json
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -94,44 +95,44 @@ def bound(num: int) -> Callable[[], None]:
     return step
 
 
-def autograd(num: int, loss_of: Callable[..., torch.Tensor]) -> Callable[[], None]:
-    rows = torch.randn(num, DIM).requires_grad_()
-    optimizer = torch.optim.SGD([rows], lr=0.01, momentum=0.9, weight_decay=1e-4)
-    x, ids = batch_of(num)
+class Autograd:
+    """What PyTorch has, on one set of rows, since several do not fit beside each other."""
 
-    def step() -> None:
-        leaf = x.clone().requires_grad_()
-        loss = loss_of(F.normalize(leaf), F.normalize(rows), ids)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    def __init__(self, num: int) -> None:
+        self.rows = torch.randn(num, DIM).requires_grad_()
+        self.optimizer = torch.optim.SGD([self.rows], lr=0.01, momentum=0.9, weight_decay=1e-4)
+        self.x, self.ids = batch_of(num)
 
-    return step
+    def step(self, loss_of: Callable[..., torch.Tensor]) -> None:
+        leaf = self.x.clone().requires_grad_()
+        self.optimizer.zero_grad()
+        loss_of(F.normalize(leaf), F.normalize(self.rows), self.ids).backward()
+        self.optimizer.step()
 
+    def plain(self) -> None:
+        self.step(lambda x, rows, ids: F.cross_entropy(x @ rows.T / TAU, ids))
 
-def plain(num: int) -> Callable[[], None]:
-    return autograd(num, lambda x, rows, ids: F.cross_entropy(x @ rows.T / TAU, ids))
+    def folded(self) -> None:
+        self.step(lambda x, rows, ids: F.cross_entropy((x / TAU) @ rows.T, ids))
 
-
-def folded(num: int) -> Callable[[], None]:
-    return autograd(num, lambda x, rows, ids: F.cross_entropy((x / TAU) @ rows.T, ids))
-
-
-def fused(num: int, chunk: int) -> Callable[[], None]:
-    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
-    return autograd(num, lambda x, rows, ids: F.linear_cross_entropy(x / TAU, rows, ids, options=options))
+    def fused(self, chunk: int) -> None:
+        options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
+        self.step(lambda x, rows, ids: F.linear_cross_entropy(x / TAU, rows, ids, options=options))
 
 
 def steps_at(num: int, repeats: int) -> dict:
     table = table_of(num)
-    best_chunk = min((64, 128, 256, 512), key=lambda chunk: min(alternate({"": fused(131_072, chunk)}, 2)[""]))
+    few = Autograd(131_072)
+    tried = alternate({str(chunk): partial(few.fused, chunk) for chunk in (64, 128, 256, 512)}, 2)
+    best_chunk = int(min(tried, key=lambda chunk: min(tried[chunk])))
+    torchs = Autograd(num)
     sides = {
         "bound": bound(num),
         "ours, keeping": ours(num, 1 << 40, table),
         "ours, again": ours(num, 0, table),
-        "plain PyTorch": plain(num),
-        "plain, folded": folded(num),
-        "linear_cross_entropy": fused(num, best_chunk),
+        "plain PyTorch": torchs.plain,
+        "plain, folded": torchs.folded,
+        "linear_cross_entropy": partial(torchs.fused, best_chunk),
     }
     seconds = alternate(sides, repeats)
     median = {name: statistics.median(values) for name, values in seconds.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp")
 
@@ -54,16 +54,6 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> None:
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8")
-
-
-def write_tensors(path: Path, tensors: "dict[str, Tensor]", about: dict[str, str] | None = None) -> None:
-    """As safetensors; about: for its header.
-
-    The library's own writing leaves a file under a name of its own if it is killed, and lets nobody else read it.
-    """
-    from safetensors.torch import save
-
-    path.write_bytes(save(tensors, about))
 
 
 def temporary_name(name: str) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from millionway.evaluation.feature_cache import MAX_BYTES, default_folder
 from millionway.files import replacing
+from millionway.tensor_file import write_tensors
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Kept:
         try:
             return load_file(path)
         except (OSError, SafetensorError):
-            made = {key: tensor.contiguous() for key, tensor in compute().items()}
+            made = compute()
         with replacing(path) as aside:
-            save_file(made, aside)
+            write_tensors(aside, made)
         return made
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from millionway.files import replacing
+from millionway.tensor_file import write_tensors
 
 log = logging.getLogger("millionway")
 
@@ -64,7 +65,7 @@ class FeatureCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as aside:
-                save_file({"features": features.contiguous(), "instance_ids": ids.contiguous()}, aside)
+                write_tensors(aside, {"features": features, "instance_ids": ids})
             self._forget_oldest()
         except OSError as error:
             log.warning("features are not kept in %s: %s", self.folder, error.strerror)

@@ -11,9 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from millionway.files import BadFile, make_folder, replacing, write_tensors
+from millionway.files import BadFile, make_folder, replacing
 from millionway.model.encoder_file import tensors_hash
 from millionway.seals import opened, sealed
+from millionway.tensor_file import write_tensors
 
 log = logging.getLogger("millionway")
 

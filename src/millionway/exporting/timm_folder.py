@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from millionway.exporting.model_card import model_card
 from millionway.files import write_whole
 from millionway.model.encoder import EncoderSpec
+from millionway.tensor_file import write_tensors
 
 # torchvision's models that timm builds with the same names of weights.
 SHARED_NAMES = r"resnet(18|34|50|101|152)|wide_resnet(50|101)_2|resnext50_32x4d|resnext101_32x8d|resnext101_64x4d"
@@ -36,7 +36,7 @@ def write_timm_folder(spec: EncoderSpec, state: dict[str, Tensor], run: Path, ou
     card = model_card(spec, name, run, out.name)
     out.mkdir()
     try:
-        save_file(state, out / "model.safetensors", {"format": "pt"})
+        write_tensors(out / "model.safetensors", state, {"format": "pt"})
         write_whole(out / "README.md", card)
         write_whole(out / "config.json", json.dumps(_config(spec, name, state), indent=2) + "\n")
     except BaseException:

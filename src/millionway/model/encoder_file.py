@@ -13,9 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from millionway.files import BadFile, replacing, write_tensors
+from millionway.files import BadFile, replacing
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, full_name
 from millionway.seals import check_fields, opened, sealed
+from millionway.tensor_file import write_tensors
 
 HEADER, WEIGHTS = "millionway_encoder", "weights_sha256"
 MIN_SIZE, MAX_SIZE = 8, 4096  # pixels

@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,8 @@ from millionway.files import BadFile
 from millionway.parallel.collectives import all_or_none
 from millionway.parallel.group import Group
 from millionway.parallel.layout import local_range
+from millionway.tensor_file import DTYPES, rows_at_once, write_tensors
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
-BYTES_AT_ONCE = 1 << 22
 MAX_HEADER_BYTES = 1 << 20
 
 
@@ -66,32 +64,8 @@ class _Part:
 
 
 def _write(path: Path, tensors: dict[str, Tensor], first_row: int) -> None:
-    names, at = {dtype: name for name, dtype in DTYPES.items()}, 0
-    header: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        offsets = [at, at + tensor.nbytes]
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-        at = offsets[1]
     places = {name: {"saved_offsets": [first_row] + [0] * (tensor.ndim - 1)} for name, tensor in tensors.items()}
-    about = {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places), "format": "pt"}
-    text = json.dumps({"__metadata__": about, **header}).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "xb", buffering=0) as file:
-        _write_all(file, len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            for rows in tensor.detach().split(_rows_at_once(tensor)):
-                _write_all(file, rows.cpu().contiguous().view(torch.uint8).numpy().data)
-
-
-def _write_all(file: FileIO, data: bytes | memoryview) -> None:
-    """A disk that is nearly full takes a part of it, and refuses the rest with the reason."""
-    rest = memoryview(data).cast("B")
-    while len(rest):
-        rest = rest[file.write(rest) :]
-
-
-def _rows_at_once(tensor: Tensor) -> int:
-    return max(1, BYTES_AT_ONCE // max(1, math.prod(tensor.shape[1:]) * tensor.element_size()))
+    write_tensors(path, tensors, {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places), "format": "pt"})
 
 
 def _parts(path: Path) -> list[_Part]:
@@ -129,8 +103,8 @@ def _fill(tensor: Tensor, parts: list[_Part], start: int, stop: int, what: Path)
         first, last = max(start, part.first_row), min(stop, part.first_row + part.shape[0])
         with open(part.path, "rb", buffering=0) as file:
             file.seek(part.first_byte + max(0, first - part.first_row) * part.row_bytes)
-            for row in range(first, last, _rows_at_once(tensor)):
-                here = tensor[row - start : min(row + _rows_at_once(tensor), last) - start]
+            for row in range(first, last, rows_at_once(tensor)):
+                here = tensor[row - start : min(row + rows_at_once(tensor), last) - start]
                 here.copy_(_read(file, here))
                 num_filled += len(here)
     if num_filled != stop - start:

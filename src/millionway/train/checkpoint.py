@@ -37,7 +37,6 @@ from millionway.files import (
     remove_leftovers,
     sync,
     temporary_name,
-    write_tensors,
     write_whole,
 )
 from millionway.machine import free_memory_bytes, num_local_ranks
@@ -46,6 +45,7 @@ from millionway.parallel.collectives import all_gather_object, all_or_none, any_
 from millionway.parallel.group import Group
 from millionway.parallel.row_shards import load_shards, save_shards
 from millionway.seals import MANIFEST, check_fields, find_damage, read_json, seal_folder, write_json
+from millionway.tensor_file import write_tensors
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")
