@@ -78,10 +78,16 @@ bench-peers: $(READY)
 	$(BIN)/python benchmarks/peers.py run --data $(CIFAR10)/train --test-data $(CIFAR10)/test
 	$(BIN)/python benchmarks/peers.py tables
 
-# CIFAR10 names a folder with train/ and test/; RUN a run on the images that benchmarks/planted.py makes of it.
+# CIFAR10 names a folder with train/ and test/; RUN a run on the images DATA that benchmarks/planted.py makes of it. The
+# page is opened in chromium.
 bench-collection: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/collection.py planted --run $(RUN) --data $(DATA)
+	$(BIN)/python benchmarks/collection.py neighbors --images 374951
+	$(BIN)/python benchmarks/collection.py places --images 50000
+	$(BIN)/python benchmarks/collection.py table
+	$(BIN)/python benchmarks/pixel_outliers.py --cifar10 $(CIFAR10)
+	$(BIN)/python benchmarks/page.py --cifar10 $(CIFAR10)
 
 # The pictures in docs/, of the run RUN on the images DATA; OTHER are images that it has not seen. The page is looked at by
 # chromium and chromedriver.
