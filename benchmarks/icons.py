@@ -3,6 +3,7 @@
     npm pack @iconify/json && tar -xzf iconify-json-*.tgz
     pip install resvg-py
     python benchmarks/icons.py package OUT
+    python benchmarks/icons.py package OUT --all     # every icon of every set: OUT/SET.tar
 
 The label is the set an icon was drawn for, that is its style. Every fourth, by name, of the sets with one color and at
 least 500 icons; black on white. Which icons are taken depends on their names alone.
@@ -10,7 +11,9 @@ least 500 icons; black on white. Which icons are taken depends on their names al
 
 import argparse
 import hashlib
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import resvg_py  # pyright: ignore[reportMissingImports]
@@ -33,15 +36,29 @@ def drawn(body: str, width: float, height: float, left: float, top: float, side:
     return bytes(resvg_py.svg_to_bytes(f"{svg}{body}</svg>", background="#ffffff", skip_system_fonts=True))
 
 
-def draw_set(icons: dict, out: Path, side: int) -> None:
+def draw_icon(icons: dict, name: str, side: int) -> bytes:
+    icon = icons["icons"][name]
+    width, height, left, top = (icon.get(key, icons.get(key, usual)) for key, usual in BOX.items())
+    return drawn(icon["body"], width, height, left, top, side)
+
+
+def draw_some(icons: dict, out: Path, side: int) -> None:
     names = [name for name, icon in icons["icons"].items() if not icon.get("hidden")]
     names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
     for place, name in enumerate(names[: NUM_TRAIN + NUM_TEST]):
-        icon = icons["icons"][name]
-        width, height, left, top = (icon.get(key, icons.get(key, usual)) for key, usual in BOX.items())
         folder = out / ("train" if place < NUM_TRAIN else "test") / icons["prefix"]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.png").write_bytes(drawn(icon["body"], width, height, left, top, side))
+        (folder / f"{name}.png").write_bytes(draw_icon(icons, name, side))
+
+
+def draw_all(icons: dict, out: Path, side: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(out / f"{icons['prefix']}.tar", "w") as shard:
+        for name in icons["icons"]:
+            image = draw_icon(icons, name, side)
+            member = tarfile.TarInfo(f"{icons['prefix']}/{name}.png")
+            member.size = len(image)
+            shard.addfile(member, io.BytesIO(image))
 
 
 def main() -> None:
@@ -49,9 +66,13 @@ def main() -> None:
     parser.add_argument("package", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--side", type=int, default=64)
+    parser.add_argument("--all", action="store_true")
     chosen = parser.parse_args()
-    for name in chosen_sets(chosen.package):
-        draw_set(json.loads((chosen.package / "json" / f"{name}.json").read_text()), chosen.out, chosen.side)
+    about = chosen.package / "json"
+    names = sorted(path.stem for path in about.glob("*.json")) if chosen.all else chosen_sets(chosen.package)
+    for name in names:
+        draw = draw_all if chosen.all else draw_some
+        draw(json.loads((about / f"{name}.json").read_text()), chosen.out, chosen.side)
 
 
 if __name__ == "__main__":

@@ -138,10 +138,13 @@ def test_a_step_waits_once(
 
 def test_sampled_classes(cuda: FakeCuda) -> None:
     classifier = make(classes_per_step=100)
-    x = numbers(BATCH, DIM).requires_grad_()
-    loss = classifier(x, ids_of(BATCH))
-    classifier.update(0.1)
-    assert loss.device == CUDA
+    for _ in range(2):
+        before = len(cuda.syncs)
+        loss = classifier(numbers(BATCH, DIM).requires_grad_(), ids_of(BATCH))
+        classifier.update(0.1)
+        assert loss.device == CUDA
+    waits = cuda.syncs[before:]  # classes are drawn on the host, from the batch's ids
+    assert [wait.partition(":")[0] for wait in waits] == ["model/sampled.py", "model/classifier.py"], waits
 
 
 @pytest.mark.parametrize("mode", ["random", "fixed-bn", "batch-bn", "running-bn"])

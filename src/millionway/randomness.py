@@ -38,6 +38,11 @@ def bits(key: int, ids: Tensor) -> Tensor:
     return (_mix(ids.to(torch.int64) * _GOLDEN + key) >> 32).to(torch.int32)
 
 
+def integers(key: int, ids: Tensor, below: int) -> Tensor:
+    """A number from 0 to below - 1 for every id, as int64."""
+    return _shift_right(_mix(ids.to(torch.int64) * _GOLDEN + key), 1) % below
+
+
 def normal(key: int, ids: Tensor, num: int) -> Tensor:
     """`num` standard normal numbers for every id (Box-Muller): [len(ids), num]."""
     u = uniform(key, ids, 2 * num)

@@ -1,5 +1,7 @@
 import torch
 from classifiers import make
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millionway import randomness
 from millionway.model import sampled
@@ -8,7 +10,8 @@ from millionway.parallel.group import Group
 
 def drawn(step: int, ids: torch.Tensor) -> torch.Tensor:
     """As the classifier of `make(100, ...)` draws ten classes."""
-    return sampled.draw(randomness.key_of(0, "classes", step), 10, ids, torch.ones(100, dtype=torch.bool), Group())
+    alive = torch.ones(100, dtype=torch.bool)
+    return sampled.draw(randomness.key_of(0, "classes", step), 10, ids, alive, None, (0, 100), 100, Group())
 
 
 def test_sampled_classes_leave_the_others_alone() -> None:
@@ -26,3 +29,35 @@ def test_sampled_classes_leave_the_others_alone() -> None:
     x = torch.randn(4, 8, dtype=torch.float64)
     with torch.no_grad():
         assert torch.allclose(full(x, torch.arange(4)), everyone(x, torch.arange(4)))
+
+
+@given(
+    num_classes=st.integers(2, 60),
+    num=st.integers(1, 80),
+    ids=st.lists(st.integers(0, 1000), min_size=1, max_size=8),
+    dead=st.sets(st.integers(0, 1000)),
+)
+def test_own_classes_and_as_many_others_as_there_are(num_classes: int, num: int, ids: list, dead: set) -> None:
+    own = {each % num_classes for each in ids}
+    dead = {each % num_classes for each in dead} - own
+    alive = torch.tensor([each not in dead for each in range(num_classes)])
+    about = (alive, ~alive if dead else None, (0, num_classes), num_classes, Group())
+    chosen = sampled.draw(7, num, torch.tensor(ids) % num_classes, *about).tolist()
+    assert chosen == sorted(set(chosen)) and own <= set(chosen) and not dead & set(chosen)
+    assert len(chosen) == len(own) + min(num, num_classes - len(own | dead))
+
+
+def test_every_class_is_drawn_as_often_as_any_other() -> None:
+    alive, ids = torch.ones(50, dtype=torch.bool), torch.tensor([3])
+    drawn = [sampled.draw(key, 8, ids, alive, None, (0, 50), 50, Group()) for key in range(4000)]
+    counts = torch.cat(drawn).bincount(minlength=50)
+    assert int(counts[3]) == 4000
+    others = counts[torch.arange(50) != 3].double()
+    expected = 4000 * 8 / 49
+    assert float(((others - expected) ** 2 / expected).sum()) < 85  # 48 degrees of freedom: beyond it once in 1,400
+
+
+def test_a_few_of_a_hundred_million_are_drawn_without_going_through_all() -> None:
+    alive = torch.ones(1, dtype=torch.bool).expand(100_000_000)
+    chosen = sampled.draw(0, 1000, torch.tensor([5]), alive, None, (0, len(alive)), len(alive), Group())
+    assert len(chosen) == 1001 and int(chosen[-1]) > 90_000_000
