@@ -70,15 +70,14 @@ TRIED = [
     *(
         Cell("cifar10", FEW, 3, values=values)
         for values in (
-            {},
             {"optimizer": "muon", "lr": 0.001},
-            {"optimizer": "muon", "lr": 0.003},
             {"lr": 0.0006},
             {"lr": 0.0002},
-            {"lr": 0.006, "encoder_lr": 0.03},
-            {"lr": 0.006, "bn": "batch"},
+            {"optimizer": "muon", "lr": 0.003},
+            {"lr": 0.002, "encoder_lr": 0.1},
             {"lr": 0.0006, "bn": "batch"},
             {"lr": 0.0006, "pairs": 0.0},
+            {"lr": 0.006},
             NAIVE,
         )
     ),

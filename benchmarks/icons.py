@@ -32,7 +32,8 @@ def chosen_sets(package: Path) -> list[str]:
 def drawn(body: str, width: float, height: float, left: float, top: float, side: int) -> bytes:
     box = max(width, height)
     left, top = left - (box - width) / 2, top - (box - height) / 2
-    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{left} {top} {box} {box}" width="{side}" height="{side}">'
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    svg = f'<svg {names} viewBox="{left} {top} {box} {box}" width="{side}" height="{side}">'
     return bytes(resvg_py.svg_to_bytes(f"{svg}{body}</svg>", background="#ffffff", skip_system_fonts=True))
 
 
@@ -53,12 +54,16 @@ def draw_some(icons: dict, out: Path, side: int) -> None:
 
 def draw_all(icons: dict, out: Path, side: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(out / f"{icons['prefix']}.tar", "w") as shard:
+    path = out / f"{icons['prefix']}.tar"
+    if path.exists():
+        return
+    with tarfile.open(path.with_suffix(".part"), "w") as shard:
         for name in icons["icons"]:
             image = draw_icon(icons, name, side)
             member = tarfile.TarInfo(f"{icons['prefix']}/{name}.png")
             member.size = len(image)
             shard.addfile(member, io.BytesIO(image))
+    path.with_suffix(".part").rename(path)
 
 
 def main() -> None:

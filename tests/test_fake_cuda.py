@@ -15,6 +15,7 @@ from millionway.evaluation.features import Labeled, Split, extract_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import Fit, linear
 from millionway.evaluation.retrieval import retrieval
+from millionway.model import hardest
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.head import build_head
 from millionway.model.network import Network
@@ -145,6 +146,22 @@ def test_sampled_classes(cuda: FakeCuda) -> None:
         assert loss.device == CUDA
     waits = cuda.syncs[before:]  # classes are drawn on the host, from the batch's ids
     assert [wait.partition(":")[0] for wait in waits] == ["model/sampled.py", "model/classifier.py"], waits
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_hardest(cuda: FakeCuda, dead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(batch: hardest._Alone, k: int) -> tuple[torch.Tensor, ...]:
+        """How many candidates there are is not known here, and it needs k of each row."""
+        row, ids, scores = (torch.cat(parts) for parts in zip(*batch.candidates))
+        assert row.device == ids.device == scores.device
+        return row, ids.new_zeros(len(batch.places) * k), scores
+
+    monkeypatch.setattr(hardest._Alone, "first", first)
+    monkeypatch.setattr(
+        hardest.collectives, "all_reduce", lambda _, number: torch.tensor(NUM - dead) if number.ndim == 0 else number
+    )
+    table = make().hardest(7)
+    assert table.device == CUDA and table.shape == (NUM, 7) and table.dtype == torch.int32
 
 
 @pytest.mark.parametrize("mode", ["random", "fixed-bn", "batch-bn", "running-bn"])

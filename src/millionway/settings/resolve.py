@@ -142,15 +142,19 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
     start = start_of(config)
-    rate = start.rate if training.lr is None else 1.0
     warmup, optimizer = training.warmup_epochs, training.optimizer or start.optimizer or scale.optimizer
+    usual_lr = default_lr(scale, optimizer, batch_size)
+    lr = training.lr or start.rate * usual_lr
+    row_lr = default_row_lr(scale, optimizer, batch_size)
+    if start is GIVEN:  # the rows are new all the same
+        row_lr *= usual_lr / lr
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
     return with_settings(
         config,
         batch_size=batch_size,
         optimizer=optimizer,
-        lr=training.lr or rate * default_lr(scale, optimizer, batch_size),
+        lr=lr,
         frozen_epochs=start.frozen_epochs if training.frozen_epochs is None else training.frozen_epochs,
         encoder_lr=training.encoder_lr or start.encoder_lr,
         bn=training.bn or start.bn,
@@ -161,7 +165,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         head=config.model.head or scale.head,
         temperature=config.classifier.temperature or scale.temperature,
         row_norm=config.classifier.row_norm or scale.row_norm,
-        row_lr=config.classifier.row_lr or default_row_lr(scale, optimizer, batch_size) / rate,
+        row_lr=config.classifier.row_lr or row_lr,
         pairs=pairs,
         smoothing=smoothing,
         hardest=hardest if smoothing and not sampled else 0,
