@@ -70,14 +70,14 @@ TRIED = [
     *(
         Cell("cifar10", FEW, 3, values=values)
         for values in (
+            {"optimizer": "muon", "lr": 0.003},
             {"optimizer": "muon", "lr": 0.001},
             {"lr": 0.0006},
-            {"lr": 0.0002},
-            {"optimizer": "muon", "lr": 0.003},
-            {"lr": 0.002, "encoder_lr": 0.1},
-            {"lr": 0.0006, "bn": "batch"},
-            {"lr": 0.0006, "pairs": 0.0},
             {"lr": 0.006},
+            {"optimizer": "muon", "lr": 0.003, "bn": "batch"},
+            {"optimizer": "muon", "lr": 0.003, "pairs": 0.0},
+            {"optimizer": "muon", "lr": 0.003, "frozen_epochs": 0},
+            {"optimizer": "muon", "lr": 0.01},
             NAIVE,
         )
     ),

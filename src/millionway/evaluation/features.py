@@ -1,6 +1,7 @@
 """Images -> features, and the split of labeled images that protocols are scored on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -124,6 +125,18 @@ def _labeled(dataset: Dataset, ids: np.ndarray, names: list[str]) -> Labeled:
     return Labeled(dataset, torch.from_numpy(ids), torch.from_numpy(places[dataset.labels.ids[ids]]))
 
 
+@contextmanager
+def _evaluating(encoder: nn.Module) -> Iterator[None]:
+    """Eval mode; afterwards each layer is in the mode it had, since some may rest while others learn."""
+    modes = {layer: layer.training for layer in encoder.modules()}
+    encoder.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+
+
 @torch.no_grad()
 def extract(
     encoder: nn.Module,
@@ -137,13 +150,11 @@ def extract(
 
     In the order of the ids; an image that can no longer be read is left out of both.
     """
-    was_training = encoder.training
-    encoder.eval()
     batches = plain_batches(dataset.store, instance_ids, image_size, BATCH_SIZE, device)
     if progress:
         batches = progress(batches, -(-len(instance_ids) // BATCH_SIZE), "encoding")
-    parts = [(encoder(images).float().cpu(), ids.cpu()) for images, ids in batches]
-    encoder.train(was_training)
+    with _evaluating(encoder):
+        parts = [(encoder(images).float().cpu(), ids.cpu()) for images, ids in batches]
     return torch.cat([features for features, _ in parts]), torch.cat([ids for _, ids in parts])
 
 
@@ -183,10 +194,8 @@ def encode_views(
 
     Another image takes the place of one that cannot be read, with its own id.
     """
-    was_training = encoder.training
-    encoder.eval()
     batches = [(keys, ids) for ids in instance_ids.split(BATCH_SIZE)]
     views = view_batches(dataset.store, batches, encoder.spec.image_size, device, **augmentation)
-    parts = [(encoder(images).float().cpu().chunk(len(keys)), read_ids.cpu()) for images, read_ids in views]
-    encoder.train(was_training)
+    with _evaluating(encoder):
+        parts = [(encoder(images).float().cpu().chunk(len(keys)), read_ids.cpu()) for images, read_ids in views]
     return [torch.cat(each) for each in zip(*(features for features, _ in parts))], torch.cat([i for _, i in parts])
