@@ -64,20 +64,19 @@ class Cell:
 
 
 FEW = 4_000
-NAIVE = {"frozen_epochs": 0, "lr": 0.06, "bn": "batch", "guard": False}
+NAIVE = {"frozen_epochs": 0, "optimizer": "sgd", "lr": 0.06, "bn": "batch", "guard": False}
 TRIED = [
     Cell("cifar10", FEW),
     *(
         Cell("cifar10", FEW, 3, values=values)
         for values in (
-            {"optimizer": "muon", "lr": 0.003},
-            {"optimizer": "muon", "lr": 0.001},
-            {"lr": 0.0006},
-            {"lr": 0.006},
-            {"optimizer": "muon", "lr": 0.003, "bn": "batch"},
-            {"optimizer": "muon", "lr": 0.003, "pairs": 0.0},
-            {"optimizer": "muon", "lr": 0.003, "frozen_epochs": 0},
-            {"optimizer": "muon", "lr": 0.01},
+            {},
+            {"lr": 0.001},
+            {"optimizer": "sgd", "lr": 0.0006},
+            {"bn": "batch"},
+            {"frozen_epochs": 0},
+            {"lr": 0.01},
+            {"pairs": 0.0},
             NAIVE,
         )
     ),
@@ -89,6 +88,10 @@ EPOCHS = 3
 
 def table_cells(name: str, epochs: int) -> list[Cell]:
     return [Cell(name, SETS[name], epochs, seed) for seed in (SEEDS if epochs else (0,))]
+
+
+def all_cells(name: str) -> list[Cell]:
+    return table_cells(name, 0) + table_cells(name, EPOCHS)
 
 
 def labeled(dataset: Dataset, ids: torch.Tensor) -> Labeled:
@@ -230,9 +233,7 @@ def main() -> None:
         places = {name: Images(str(path / "train"), str(path / "test")) for name, path in folders.items() if path}
         places["fashion-mnist"] = Images("fashion-mnist", "fashion-mnist")
         is_tried = chosen.part == "try"
-        cells = (
-            TRIED if is_tried else [cell for name in SETS for cell in table_cells(name, 0) + table_cells(name, EPOCHS)]
-        )
+        cells = TRIED if is_tried else [cell for each in zip(*(all_cells(name) for name in SETS)) for cell in each]
         run_cells(cells, places, chosen.weights, is_tried)
     write_between_marks(DOCUMENT, "continued tried", "\n".join(tried_lines()))
     write_between_marks(DOCUMENT, "continued", "\n".join(run_lines()))

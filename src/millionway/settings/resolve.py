@@ -75,8 +75,8 @@ class Start:
 
 
 AT_RANDOM = Start(frozen_epochs=0, rate=1.0, encoder_lr=1.0, bn="batch")
-GIVEN = Start(frozen_epochs=1, rate=0.1, encoder_lr=1.0, bn="fixed", optimizer="sgd")
-"""for --init-from (docs/method.md, given weights); reasoned, not measured"""
+GIVEN = Start(frozen_epochs=1, rate=0.1, encoder_lr=1.0, bn="fixed", optimizer="muon")
+"""for --init-from (docs/method.md, given weights)"""
 
 
 def start_of(config: Pretrain) -> Start:
