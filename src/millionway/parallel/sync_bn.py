@@ -32,16 +32,16 @@ def _replaced(module: nn.Module, group: Group) -> nn.Module:
 def average_statistics(network: nn.Module, group: Group) -> None:
     """Every rank goes on with the mean of all ranks' running statistics.
 
-    Training does not read them, and they are averages of averages: there it does not matter when this is done.
+    Training does not read them, and they are averages of averages: there it does not matter when this is done. Nor how
+    often: in float64 the mean of equal numbers is that number. A run that goes on evaluates once more than others.
     """
     if group.size == 1:
         return
     names = ("running_mean", "running_var")
     layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
-    fixed = getattr(network, "fixed_bn", ())  # a mean of equal numbers may be another one in its last bit
-    statistics = [getattr(layer, name) for layer in layers if layer not in fixed for name in names]
+    statistics = [getattr(layer, name) for layer in layers for name in names]
     if statistics:
-        means = collectives.all_reduce(group, torch.cat([each.flatten() for each in statistics])) / group.size
+        means = collectives.all_reduce(group, torch.cat([each.flatten() for each in statistics]).double()) / group.size
         for each, mean in zip(statistics, means.split([each.numel() for each in statistics])):
             each.copy_(mean.view_as(each))
 
