@@ -235,6 +235,28 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
         assert torch.allclose(one_state[name].double(), state[name].double(), rtol=1e-8, atol=1e-10), name
 
 
+def gradients_are_the_same_after_a_new_start(group: Group) -> None:
+    """torch arranges them anew after the first backward, and so adds up those of three ranks in another order."""
+    torch.manual_seed(group.rank)
+    inputs, found = torch.randn(3, 16, 40), []
+    torch.manual_seed(0)
+    layers = [
+        torch.nn.Linear(40, 40),
+        torch.nn.Tanh(),
+        torch.nn.Linear(40, 30),
+        torch.nn.Tanh(),
+        torch.nn.Linear(30, 7),
+    ]
+    for first in (0, 2):  # from the beginning, and as a run that goes on
+        network = torch.nn.Sequential(*layers)
+        together = group.data_parallel(network)
+        for batch in inputs[first:]:
+            network.zero_grad()
+            together(batch).square().sum().backward()
+        found.append([each.grad.clone() for each in network.parameters() if each.grad is not None])
+    assert all(torch.equal(*each) for each in zip(*found))
+
+
 def rows_move_while_gradients_travel(group: Group) -> None:
     """One rank's backward is held up until another one has moved its rows: that one cannot have the gradients yet."""
     folder, ids = Path(sys.argv[1]), torch.arange(4)
@@ -312,6 +334,7 @@ CHECKS = [
     numbers_of_all_rows,
     bad_input_is_refused_by_all,
     steps_do_not_depend_on_the_ranks,
+    gradients_are_the_same_after_a_new_start,
     rows_move_while_gradients_travel,
     running_statistics_are_shared_in_the_priors_pass,
     shards_are_whole,

@@ -76,12 +76,22 @@ class _DataParallel(DistributedDataParallel):
         self.register_comm_hook(None, self._send)
 
     def _send(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """The mean over the ranks of a bucket of gradients, as without a hook; gloo's threads, or NCCL's stream, carry
-        it."""
-        gradients = bucket.buffer().mul_(1 / dist.get_world_size())
-        work = dist.all_reduce(gradients, async_op=True)
+        """The mean over the ranks of a bucket of gradients; gloo's threads, or NCCL's stream, carry it.
+
+        Gradients are arranged anew after the first backward, and the order in which three ranks are added up depends on
+        where a number is. On a CPU a run that goes on has the same bits, so there it must not matter: sums of float32
+        in float64 are exact.
+        """
+        gradients, size = bucket.buffer(), dist.get_world_size()
+        is_exact = gradients.device.type == "cpu" and size > 2
+        work = dist.all_reduce(gradients.double() if is_exact else gradients.mul_(1 / size), async_op=True)
         assert work is not None
-        arrived = work.get_future().then(lambda sums: sums.value()[0])
+
+        def mean(sums: torch.futures.Future) -> Tensor:
+            total = sums.value()[0]
+            return (total / size).to(gradients.dtype) if is_exact else total
+
+        arrived = work.get_future().then(mean)
         while bucket.is_last() and self.meanwhile:
             self.meanwhile.pop()()
         return arrived
