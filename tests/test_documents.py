@@ -80,7 +80,7 @@ def test_files_named_in_documents_exist() -> None:
             assert (page.parent / name).exists(), f"{name} in {page.name}"
 
 
-BELOW_ALL = {"settings", "machine", "files", "seals", "run_folder", "randomness", "console"}
+BELOW_ALL = {"settings", "machine", "files", "seals", "tensor_file", "run_folder", "randomness", "console"}
 ALLOWED = {
     "parallel": {"parallel", *BELOW_ALL},
     "data": {"data", *BELOW_ALL},
@@ -96,6 +96,7 @@ ALLOWED = {
     "machine": set(),
     "files": set(),
     "seals": {"files"},
+    "tensor_file": set(),
     "run_folder": {"files", "seals", "settings"},
     "randomness": set(),
     "console": {"files"},
