@@ -31,22 +31,25 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str] 
     # The largest numbers first, as the library has it: so each tensor begins at a multiple of its numbers' size.
     tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
     with open(path, "wb", buffering=BYTES_AT_ONCE) as file:
-        file.write(_header(tensors, about))
+        file.write(header({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, about))
         for tensor in tensors.values():
             rows = tensor.detach()
             for some in rows.reshape(-1).split(BYTES_AT_ONCE) if rows.ndim < 2 else rows.split(rows_at_once(rows)):
                 file.write(some.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
-def _header(tensors: dict[str, Tensor], about: dict[str, str] | None) -> bytes:
+def header(
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]], about: dict[str, str] | None, multiple: int = 8
+) -> bytes:
+    """Of tensors that follow each other, by dtype and shape; its length is a multiple of so many bytes."""
     names, at = {dtype: name for name, dtype in DTYPES.items()}, 0
-    header: dict[str, Any] = {} if about is None else {"__metadata__": about}
-    for name, tensor in tensors.items():
-        offsets = [at, at + tensor.nbytes]
-        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-        at = offsets[1]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    entries: dict[str, Any] = {} if about is None else {"__metadata__": about}
+    for name, (dtype, shape) in tensors.items():
+        end = at + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-(len(text) + 8) % multiple)
     return len(text).to_bytes(8, "little") + text
 
 

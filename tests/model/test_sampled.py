@@ -10,8 +10,7 @@ from millionway.parallel.group import Group
 
 def drawn(step: int, ids: torch.Tensor) -> torch.Tensor:
     """As the classifier of `make(100, ...)` draws ten classes."""
-    alive = torch.ones(100, dtype=torch.bool)
-    return sampled.draw(randomness.key_of(0, "classes", step), 10, ids, alive, None, (0, 100), 100, Group())
+    return sampled.draw(randomness.key_of(0, "classes", step), 10, ids, None, (0, 100), 100, Group())
 
 
 def test_sampled_classes_leave_the_others_alone() -> None:
@@ -41,15 +40,15 @@ def test_own_classes_and_as_many_others_as_there_are(num_classes: int, num: int,
     own = {each % num_classes for each in ids}
     dead = {each % num_classes for each in dead} - own
     alive = torch.tensor([each not in dead for each in range(num_classes)])
-    about = (alive, ~alive if dead else None, (0, num_classes), num_classes, Group())
+    about = (~alive if dead else None, (0, num_classes), num_classes, Group())
     chosen = sampled.draw(7, num, torch.tensor(ids) % num_classes, *about).tolist()
     assert chosen == sorted(set(chosen)) and own <= set(chosen) and not dead & set(chosen)
     assert len(chosen) == len(own) + min(num, num_classes - len(own | dead))
 
 
 def test_every_class_is_drawn_as_often_as_any_other() -> None:
-    alive, ids = torch.ones(50, dtype=torch.bool), torch.tensor([3])
-    drawn = [sampled.draw(key, 8, ids, alive, None, (0, 50), 50, Group()) for key in range(4000)]
+    ids = torch.tensor([3])
+    drawn = [sampled.draw(key, 8, ids, None, (0, 50), 50, Group()) for key in range(4000)]
     counts = torch.cat(drawn).bincount(minlength=50)
     assert int(counts[3]) == 4000
     others = counts[torch.arange(50) != 3].double()
@@ -58,6 +57,6 @@ def test_every_class_is_drawn_as_often_as_any_other() -> None:
 
 
 def test_a_few_of_a_hundred_million_are_drawn_without_going_through_all() -> None:
-    alive = torch.ones(1, dtype=torch.bool).expand(100_000_000)
-    chosen = sampled.draw(0, 1000, torch.tensor([5]), alive, None, (0, len(alive)), len(alive), Group())
+    num = 100_000_000
+    chosen = sampled.draw(0, 1000, torch.tensor([5]), None, (0, num), num, Group())
     assert len(chosen) == 1001 and int(chosen[-1]) > 90_000_000

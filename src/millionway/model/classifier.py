@@ -184,7 +184,7 @@ class InstanceClassifier(nn.Module):
             rows, chosen, places = all_rows, None, targets - all_rows.first_id  # a place outside is on another rank
             if self.classes_per_step is not None:
                 key = randomness.key_of(self.seed, "classes", self.step)
-                about = (self.alive, all_rows.dead, self.local_range, self.num_instances, group)
+                about = (all_rows.dead, self.local_range, self.num_instances, group)
                 classes = sampled.draw(key, self.classes_per_step, ids, *about)
                 rows, chosen, places = sampled.take(all_rows, classes, targets, self.local_range)
             pairs = passes.pairs(places, rows)

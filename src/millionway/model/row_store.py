@@ -5,7 +5,6 @@ they live. A file is no checkpoint: it holds rows of different steps while a ste
 """
 
 import fcntl
-import json
 import mmap
 import os
 import time
@@ -21,6 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from millionway import tensor_file
 from millionway.files import BadFile, check_room, reserve
 from millionway.machine import num_local_ranks
 from millionway.model.rows import Block
@@ -29,7 +29,7 @@ CHUNK_BYTES = 1 << 22  # of rows that are read or written at a time
 CHUNKS_AHEAD = 2
 MAX_GAP_ROWS = 16  # rows that are read though not asked for, rather than asking twice
 PAGE = 4096
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
+ABOUT = {"millionway": "rows under way; no checkpoint"}
 
 
 class Store:
@@ -182,7 +182,8 @@ class FileStore(Store):
         super().__init__()
         self.path, (start, stop) = path, local_range
         self.row_bytes = dim * dtype.itemsize
-        header = _header(num_instances, dim, dtype)
+        shape = (dtype, (num_instances, dim))
+        header = tensor_file.header({"rows": shape, "momentum": shape}, ABOUT, PAGE)
         all_bytes = num_instances * self.row_bytes
         self.first_byte = {False: len(header) + start * self.row_bytes}
         self.first_byte[True] = self.first_byte[False] + all_bytes
@@ -254,18 +255,6 @@ class FileStore(Store):
                 self.read(first, span)
                 rows[some] = span[wanted[some] - first]
         return rows[inverse].to(places.device)
-
-
-def _header(num_instances: int, dim: int, dtype: torch.dtype) -> bytes:
-    """Of a safetensors file; as long as pages are."""
-    num_bytes = num_instances * dim * dtype.itemsize
-    entries = {
-        name: {"dtype": DTYPES[dtype], "shape": [num_instances, dim], "data_offsets": [at, at + num_bytes]}
-        for name, at in (("rows", 0), ("momentum", num_bytes))
-    }
-    text = json.dumps({"__metadata__": {"millionway": "rows under way; no checkpoint"}, **entries}).encode()
-    text += b" " * (-(len(text) + 8) % PAGE)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _opened(path: Path, header: bytes, num_bytes: int, needed_bytes: int) -> int:

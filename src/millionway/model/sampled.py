@@ -17,7 +17,6 @@ def draw(
     key: int,
     num_others: int,
     instance_ids: Int[Tensor, " batch"],
-    alive: Bool[Tensor, " local_classes"],
     dead: Bool[Tensor, " local_classes"] | None,
     local_range: tuple[int, int],
     num_classes: int,
@@ -33,7 +32,7 @@ def draw(
     own = told[: len(instance_ids)].unique().clamp(0, num_classes - 1)  # what is out of range is told later
     left_out = own
     if bool(told[len(instance_ids) :].any()):
-        here = (~alive).nonzero()[:, 0] + local_range[0]
+        here = instance_ids.new_empty(0) if dead is None else dead.nonzero()[:, 0] + local_range[0]
         left_out = torch.cat([own, collectives.all_gather_uneven(group, here).cpu()]).unique()
     return torch.cat([own, _others(key, num_others, left_out, num_classes)]).unique()
 

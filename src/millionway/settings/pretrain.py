@@ -43,8 +43,8 @@ class Training:
     """images per step over all processes; by default 64 (512 with a GPU), 256 for very many images, or an eighth of
     the images"""
     optimizer: Chosen[Literal["sgd", "muon"]] = None
-    """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images and
-    for given weights (--init-from); rows take SGD with both"""
+    """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images
+    without given weights (--init-from); rows take SGD with both"""
     lr: Chosen[Positive[float]] = None
     """peak learning rate; by default 0.03, with sgd 0.06; for very many images the paper's 0.48 x batch / 4096; a tenth
     of that with --init-from"""
@@ -95,7 +95,7 @@ class Classifier:
     many images"""
     row_lr: Chosen[Positive[float]] = None
     """learning rate of the rows as a multiple of the encoder's; by default 40 x batch / 64, a quarter of that with sgd,
-    or 1 for very many images; ten times that where --init-from lowers --lr"""
+    or 1 for very many images; with --init-from so much more as --lr is lower than usual"""
     hardest: Chosen[NotNegative[int]] = None
     """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
     smoothing: Chosen[BelowOne] = None
