@@ -135,15 +135,18 @@ class Child:
 
     @property
     def work(self) -> float:
-        """Seconds of a core it has used so far. A moment by this clock is the same on a busy machine."""
-        with suppress(OSError, IndexError):
-            tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-            return sum(int(each.read_text().split()[0]) for each in tasks) / 1e9
-        return 0.0
+        return work_of(self.pid)
 
     @property
     def words(self) -> str:
         return self.said.read_text(errors="replace") if self.said.exists() else ""
+
+
+def work_of(pid: int) -> float:
+    """Seconds of a core that a process has used so far. A moment by this clock is the same on a busy machine."""
+    with suppress(OSError, IndexError):
+        return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    return 0.0
 
 
 def _become(args: list[str], said: Path, first: Callable[[], object]) -> None:
