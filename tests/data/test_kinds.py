@@ -15,6 +15,7 @@ from PIL import Image
 import millionway
 from millionway.data.dataset import open_dataset
 from millionway.data.images import UnreadableImage, decode
+from millionway.data.kinds import tar_shards
 from millionway.data.kinds.choose import open_source
 from millionway.data.kinds.tar_shards import ShardSource, expand
 from millionway.data.source import Source
@@ -63,7 +64,7 @@ def assert_images(source: Source, digit_pixels: np.ndarray, num: int = 30) -> No
     assert len(source) == len(source.keys) == len(set(source.keys)) == num
     for index in (0, 1, num // 2, num - 1):
         assert (np.asarray(decode(source.read(index)))[..., 0] == digit_pixels[index]).all()
-        assert source.status(index)[0] > 0
+        assert source.statuses(np.array([index]))[0, 0] > 0
 
 
 def test_tar_shards(tmp_path: Path, digit_pixels: np.ndarray, own_index: Path) -> None:
@@ -82,6 +83,18 @@ def test_tar_shards(tmp_path: Path, digit_pixels: np.ndarray, own_index: Path) -
     assert expand("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
 
 
+def test_a_shard_is_asked_once_for_all_its_images(
+    tmp_path: Path, digit_pixels: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(str(shards(tmp_path / "shards", digit_pixels)))
+    asked, status_of = [], tar_shards.status_of
+    monkeypatch.setattr(tar_shards, "status_of", lambda path: (asked.append(path), status_of(path))[1])
+    found = source.statuses(np.arange(29, 4, -1))
+    assert len(asked) == len(set(asked)) == 3
+    assert found[:, 0].tolist() == [len(source.read(place)) for place in range(29, 4, -1)]
+    assert found[0, 1] == (tmp_path / "shards" / "train-002.tar").stat().st_mtime_ns
+
+
 def test_a_truncated_shard_gives_what_it_has(tmp_path: Path, digit_pixels: np.ndarray) -> None:
     folder = shards(tmp_path / "shards", digit_pixels)
     whole = open_source(str(folder))
@@ -91,7 +104,7 @@ def test_a_truncated_shard_gives_what_it_has(tmp_path: Path, digit_pixels: np.nd
     path.write_bytes(content[: whole.offsets[25] + 10])
     cut = open_source(str(folder))
     assert 24 <= len(cut) <= 26 and list(cut.keys) == list(whole.keys)[: len(cut)]
-    assert whole.status(29)[0] == -1 and whole.status(3)[0] > 0
+    assert whole.statuses(np.array([29]))[0, 0] == -1 and whole.statuses(np.array([3]))[0, 0] > 0
     with pytest.raises(UnreadableImage, match=r"train-002\.tar ends before it"):
         whole.read(29)
     if len(cut) == 26:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from millionway.data import images
 from millionway.data.dataset import open_dataset
-from millionway.data.kinds import named_sets
+from millionway.data.kinds import folders, named_sets
 from millionway.data.kinds.choose import has_test_split, open_source
 from millionway.data.kinds.folders import FileSource
 from millionway.data.source import Keys
@@ -28,7 +28,21 @@ def test_folder_is_searched_at_any_depth(tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("no image")
     source = open_source(str(tmp_path))
     assert list(source.keys) == sorted(["b.png", "a/z.JPG", "a/deep/er/x.jpeg", "ü ñ/with space.png", "new\nline.png"])
-    assert all(len(source.read(index)) == source.status(index)[0] for index in range(len(source)))
+    places = np.arange(len(source))
+    assert [len(source.read(index)) for index in places] == source.statuses(places)[:, 0].tolist()
+
+
+def test_many_files_are_asked_by_many_threads_in_order(tmp_path, monkeypatch) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.png").write_bytes(b"x" * number)
+    source = open_source(str(tmp_path))
+    (tmp_path / "07.png").unlink()
+    monkeypatch.setattr(folders, "ASKED_AT_ONCE", 3)
+    places = np.arange(39, -1, -1)
+    found = source.statuses(places)
+    assert found[:, 0].tolist() == [-1 if place == 7 else place for place in places]
+    assert found[0, 1] == (tmp_path / "39.png").stat().st_mtime_ns
+    assert source.statuses(places[:0]).shape == (0, 2)
 
 
 def test_names_that_are_not_unicode(tmp_path) -> None:

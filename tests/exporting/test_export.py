@@ -45,7 +45,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, share: float = 1e-
 GRAPHS = [
     ("narrow-resnet", "small", 32),
     ("torchvision/resnet18", "standard", 96),
-    ("timm/convnext_atto", "standard", 64),
+    pytest.param("timm/convnext_atto", "standard", 64, marks=pytest.mark.slow),
 ]
 
 

@@ -13,7 +13,10 @@ import torch.distributed as dist  # noqa: TID251 (counted here)
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import reference
+from PIL import Image
 
+from millionway.data.dataset import open_dataset
+from millionway.data.kinds import folders
 from millionway.model import hardest
 from millionway.model.classifier import InstanceClassifier, NotFiniteError
 from millionway.model.network import Network
@@ -23,6 +26,8 @@ from millionway.parallel.group import Group, leave
 from millionway.parallel.layout import local_range
 from millionway.parallel.row_shards import load_shards, save_shards
 from millionway.parallel.sync_bn import average_statistics, synchronize
+from millionway.settings.pretrain import Pretrain
+from millionway.train.run import _open_images as open_images_of_run
 from millionway.train.step import train_step
 
 COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "reduce_scatter_tensor", "all_gather_object", "broadcast")
@@ -327,7 +332,24 @@ def shards_are_whole(group: Group) -> None:
                 assert torch.equal(loaded[name], tensors[name][mine]), (earlier, name)
 
 
+def only_the_first_asks_for_every_image(group: Group) -> None:
+    folder, manifest = Path(sys.argv[1]) / "images", Path(sys.argv[1]) / "manifest.arrow"
+
+    def prepare() -> None:
+        folder.mkdir()
+        for number in range(200):
+            Image.new("L", (8, 8), number).save(folder / f"{number}.png")
+        open_dataset(str(folder)).manifest.save(manifest)
+
+    collectives.on_first_rank(group, prepare)
+    config = Pretrain(str(folder), Path("nowhere"), resume=True)
+    with mock.patch.object(folders, "status_of", wraps=folders.status_of) as asked:
+        assert len(open_images_of_run(config, torch.device("cpu"), group, manifest).instance_ids) == 200
+    assert asked.call_count == 200 if group.is_first else 0 < asked.call_count < 50
+
+
 CHECKS = [
+    only_the_first_asks_for_every_image,
     equal_to_the_dense_reference,
     collectives_are_counted,
     hardest_is_that_of_one_process,

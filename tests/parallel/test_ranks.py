@@ -23,7 +23,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shards")
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_do_together_what_one_does_alone(size: int, shards: Path) -> None:
     """Later sizes also read the shards of the earlier ones."""
     folder = shards / f"ranks_{size}"

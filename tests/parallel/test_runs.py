@@ -303,6 +303,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path, digit_folder: 
     assert "--batch-size 25 cannot be shared equally by 2 processes. The nearest that can: 24 and 26." in done.stderr
 
 
+@pytest.mark.slow
 def test_given_weights_rest_and_learn_alike_in_two_processes(
     undisturbed: Path, digit_folder: Path, tmp_path: Path
 ) -> None:

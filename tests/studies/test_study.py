@@ -298,6 +298,7 @@ def test_rows_of_different_numbers_of_views_share_an_axis(tmp_path: Path) -> Non
     assert (tmp_path / "views.svg").read_bytes() != (tmp_path / "epochs.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_study_of_views_runs(tmp_path: Path) -> None:
     millionway.study("views", out=tmp_path, cells=("1 view", "2 views"), **SMALL)
     text = (tmp_path / "views.md").read_text()

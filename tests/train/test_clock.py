@@ -41,7 +41,7 @@ def test_a_run_says_where_its_time_goes(digit_folder: Path, tmp_path: Path, monk
     # A slow disk: the same images, read from files, each of which takes its time.
     monkeypatch.setattr("millionway.data.stores.SMALL_SIDE", 8)
     crop = FileStore._crop
-    monkeypatch.setattr(FileStore, "_crop", lambda *args: time.sleep(0.02) or crop(*args))
+    monkeypatch.setattr(FileStore, "_crop", lambda *args: time.sleep(0.005) or crop(*args))
     run = millionway.pretrain(digit_folder, tmp_path / "slow", **SETTINGS)
     last = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "epoch"][-1]
     assert last["data_share"] > 0.15

@@ -57,10 +57,11 @@ def open_dataset(
     max_unreadable: float = 0.01,
     duplicates: Duplicates = "keep",
     progress: Progress | None = None,
+    ask_all: bool = True,
 ) -> Dataset:
     """manifest_path: a list made before; the images must still be those, and are not examined again.
 
-    source: the data, if it is open already.
+    source: the data, if it is open already. ask_all: ask the disk for the size of every listed image, not of some.
     """
     source = source or open_source(data, data_root, test, max_images)
     if manifest_path is not None:
@@ -73,7 +74,7 @@ def open_dataset(
                 f"{manifest_path} has {manifest.num_duplicates:,} copies with rows of their own; merge them with "
                 "`millionway index --duplicates merge` and the same --out, or leave out --duplicates merge"
             )
-        changes = difference(manifest, source, places)
+        changes = difference(manifest, source, places, ask_all)
         if changes:
             raise ValueError(
                 f"the images of {data} are not those of {manifest_path}: {changes}. Row i belongs to image i, so "

@@ -48,7 +48,7 @@ def examine(source: Source, places: np.ndarray) -> list[tuple]:
 
 
 def _examine(source: Source, place: int) -> Examined:
-    num_bytes, modified = source.status(place)
+    num_bytes, modified = source.statuses(np.array([place]))[0].tolist()
     content_hash = ""
     try:
         data = source.read(place)
@@ -188,7 +188,7 @@ def _rows_of(old: Manifest, source: Source) -> np.ndarray:
 def _unchanged(old: Manifest, source: Source, row_of: np.ndarray) -> np.ndarray:
     """[places] True where size and time of writing are what they were."""
     places = np.flatnonzero(row_of >= 0)
-    now = np.array([source.status(int(place)) for place in places], dtype=np.int64).reshape(-1, 2)
+    now = source.statuses(places)
     then = np.stack([old.column(name)[row_of[places]] for name in ("num_bytes", "modified")], axis=1)
     same = np.zeros(len(source), dtype=bool)
     same[places] = (now[:, 0] == then[:, 0]) & ((now[:, 1] == then[:, 1]) | (now[:, 1] == 0) | (then[:, 1] == 0))
@@ -203,10 +203,10 @@ def _examine_all(
         return pa.Table.from_batches(_examined(source, places, num_workers, progress), EXAMINED)
     before = _whole_batches(begun)
     known = Keys(before["key"]).places_of(source.keys.take(places))
-    status = [before[name].to_numpy() for name in ("num_bytes", "modified")]
-    for place in np.flatnonzero(known >= 0):
-        if source.status(int(places[place])) != (status[0][known[place]], status[1][known[place]]):
-            known[place] = -1
+    then = np.stack([before[name].to_numpy() for name in ("num_bytes", "modified")], axis=1)
+    found = np.flatnonzero(known >= 0)
+    is_other = (source.statuses(places[found]) != then[known[found]]).any(axis=1)
+    known[found[is_other]] = -1
     use, left = before.take(pa.array(known[known >= 0])), places[known < 0]
     if len(use):
         log.info("%d images were examined before it was interrupted", len(use))

@@ -122,8 +122,8 @@ class Source(Protocol):
         """Whether forked processes may read it too."""
         ...
 
-    def status(self, index: int) -> tuple[int, int]:
-        """(bytes as stored, -1 if it is gone; when written, in nanoseconds, 0 if nobody knows).
+    def statuses(self, places: np.ndarray) -> np.ndarray:
+        """[places, 2] int64: bytes as stored, -1 if it is gone; when written, in nanoseconds, 0 if nobody knows.
 
         Cheap, so that a changed image can be noticed.
         """
@@ -194,8 +194,8 @@ class ArraySource:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def status(self, index: int) -> tuple[int, int]:
-        return self.pixels[index].nbytes, self.written
+    def statuses(self, places: np.ndarray) -> np.ndarray:
+        return np.tile(np.array([self.pixels[0].nbytes, self.written], dtype=np.int64), (len(places), 1))
 
     def read(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.pixels[index])
@@ -222,9 +222,11 @@ class Part:
     def shareable(self) -> bool:
         return self.source.shareable
 
-    def status(self, index: int) -> tuple[int, int]:
-        place = int(self.places[index])
-        return GONE if place < 0 else self.source.status(place)
+    def statuses(self, places: np.ndarray) -> np.ndarray:
+        theirs = self.places[places]
+        found = np.tile(np.array(GONE, dtype=np.int64), (len(places), 1))
+        found[theirs >= 0] = self.source.statuses(theirs[theirs >= 0])
+        return found
 
     def read(self, index: int) -> bytes | np.ndarray:
         if self.places[index] < 0:

@@ -191,7 +191,10 @@ def _longer(
 
 
 def _open_images(config: Pretrain, device: torch.device, group: Group, manifest: Path) -> Dataset:
-    """The first rank numbers the images; the others open theirs by its list, which says if they are not the same."""
+    """The first rank numbers the images; the others open theirs by its list, which says if they are not the same.
+
+    Only the first rank asks the disk for the size of every image, as thousands of ranks would be a load to it.
+    """
 
     def open_by(path: Path | None) -> Dataset:
         try:
@@ -202,7 +205,7 @@ def _open_images(config: Pretrain, device: torch.device, group: Group, manifest:
         if not config.resume:
             check_early(config, len(source), device, group)
             check_test_data(config, source)
-        return open_images(config, source, path)
+        return open_images(config, source, path, group.is_first)
 
     def first() -> Dataset:
         dataset = open_by(manifest if config.resume else config.images.manifest)

@@ -66,7 +66,7 @@ def own_cores() -> int:
     return max(1, num_cores() // num_local_ranks())
 
 
-def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Dataset:
+def open_images(config: Pretrain, source: Source, manifest: Path | None, ask_all: bool) -> Dataset:
     images = config.images
     return open_dataset(
         config.data,
@@ -77,6 +77,7 @@ def open_images(config: Pretrain, source: Source, manifest: Path | None) -> Data
         max_unreadable=images.max_unreadable,
         duplicates=images.duplicates,
         progress=track,
+        ask_all=ask_all,
     )
 
 

@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from millionway.data.images import EXTENSIONS, UnreadableImage, check_bytes
 from millionway.data.kinds.folders import labels_of_folders
 from millionway.data.source import Keys, Labels, read_patiently
@@ -27,8 +29,8 @@ class RemoteSource:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def status(self, index: int) -> tuple[int, int]:
-        return self.sizes[index], 0
+    def statuses(self, places: np.ndarray) -> np.ndarray:
+        return np.array([(self.sizes[place], 0) for place in places], dtype=np.int64).reshape(-1, 2)
 
     def read(self, index: int) -> bytes:
         return read_patiently(lambda: self._read(index), lambda error: not isinstance(error, UnreadableImage))

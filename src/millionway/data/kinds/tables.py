@@ -38,9 +38,10 @@ class TableSource:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def status(self, index: int) -> tuple[int, int]:
-        value = self.images[index]
-        return (len(value.as_buffer()), self.written) if value.is_valid else GONE
+    def statuses(self, places: np.ndarray) -> np.ndarray:
+        values = (self.images[int(place)] for place in places)
+        found = [(len(each.as_buffer()), self.written) if each.is_valid else GONE for each in values]
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     def read(self, index: int) -> bytes:
         value = self.images[index]

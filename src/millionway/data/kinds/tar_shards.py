@@ -39,12 +39,15 @@ class ShardSource:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def status(self, index: int) -> tuple[int, int]:
-        shard = status_of(self.shards[self.shard_of[index]])
-        if shard is None:
-            return GONE
-        size = int(self.sizes[index])
-        return (size, shard.st_mtime_ns) if self.offsets[index] + size <= shard.st_size else GONE
+    def statuses(self, places: np.ndarray) -> np.ndarray:
+        """Each shard is asked once."""
+        shards, shard_of = np.unique(self.shard_of[places], return_inverse=True)
+        asked = [status_of(self.shards[shard]) for shard in shards]
+        ends = np.array([-1 if each is None else each.st_size for each in asked], dtype=np.int64)[shard_of]
+        written = np.array([0 if each is None else each.st_mtime_ns for each in asked], dtype=np.int64)[shard_of]
+        sizes = self.sizes[places]
+        there = self.offsets[places] + sizes <= ends
+        return np.where(there[:, None], np.stack([sizes, written], axis=1), np.array(GONE, dtype=np.int64))
 
     def read(self, index: int) -> bytes:
         path, size, offset = self.shards[self.shard_of[index]], int(self.sizes[index]), int(self.offsets[index])
