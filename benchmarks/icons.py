@@ -16,8 +16,6 @@ import json
 import tarfile
 from pathlib import Path
 
-import resvg_py  # pyright: ignore[reportMissingImports]
-
 EVERY, AT_LEAST = 4, 500
 NUM_TRAIN, NUM_TEST = 250, 60  # of each set
 BOX = {"width": 16, "height": 16, "left": 0, "top": 0}  # where neither icon nor set says so
@@ -30,6 +28,8 @@ def chosen_sets(package: Path) -> list[str]:
 
 
 def drawn(body: str, width: float, height: float, left: float, top: float, side: int) -> bytes:
+    import resvg_py  # pyright: ignore[reportMissingImports]
+
     box = max(width, height)
     left, top = left - (box - width) / 2, top - (box - height) / 2
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'

@@ -75,7 +75,7 @@ def test_kill_and_resume_end_in_the_same_numbers(undisturbed: Path, digit_folder
     run, listed = tmp_path / "run", tmp_path / "manifest.arrow"
     assert millionway("index", digit_folder, "--out", listed).returncode == 0
     process = start("pretrain", "--data", digit_folder, "--manifest", listed, "--out", run, *SETTINGS)
-    for step in (9, 33, 59):  # each in the middle of an epoch of 6 steps, and between two checkpoints
+    for step in (9, 59):  # each in the middle of an epoch of 6 steps, and between two checkpoints
         wait_for_step(process, run, step)
         process.kill()
         process.communicate()
@@ -96,6 +96,7 @@ def test_kill_and_resume_end_in_the_same_numbers(undisturbed: Path, digit_folder
     assert "linear top1" in page and page.count("data:image/svg+xml") >= 5 and page.count("data:image/png") >= 80
 
 
+@pytest.mark.slow
 def test_kill_before_the_first_checkpoint(undisturbed: Path, digit_folder: Path, tmp_path: Path) -> None:
     """The weights that a run starts from are not forgotten."""
     first = ("--init-from", undisturbed / "encoder.safetensors", *SETTINGS, "--epochs", "1")
