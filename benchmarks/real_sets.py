@@ -1,8 +1,8 @@
 """What is found in real sets: copies among all icons, images of CIFAR-10's test set in its training set, blood cells.
 
     python benchmarks/icons.py package SHARDS --all --side 32
-    python benchmarks/real_sets.py icons --run RUN --package package --data SHARDS
-    python benchmarks/real_sets.py against --run RUN --data TRAIN --against TEST    # draws docs/pictures/against_*.png
+    python benchmarks/real_sets.py icons --run RUN/encoder.safetensors --package package --data SHARDS
+    python benchmarks/real_sets.py against --run RUN/encoder.safetensors --data TRAIN --against TEST    # draws docs/pictures/against_*.png
     python benchmarks/real_sets.py bccd --encoder timm/NAME --weights FILE --image-size 224 --data JPEGImages
     python benchmarks/real_sets.py table                                            # into docs/explore.md
 
@@ -103,7 +103,7 @@ def against(collection: Collection, asked: Asked) -> dict[str, Any]:
         "test images": len(others.ids),
         "test images that are in both": len(lines),
         "of these with the very same bytes": sum(line["kind"] == "copy" for line in lines),
-        "with another label": sum(line["label"] != line["against"].split("/")[0] for line in lines),
+        "with another label": sum(line["label"] != Path(line["against"]).parent.name for line in lines),
     }
 
 
