@@ -131,7 +131,7 @@ def bccd(collection: Collection, asked: Asked) -> dict[str, Any]:
         "copies, in words": twice.title,
         "clusters": int(clusters.max(initial=-1)) + 1,
         "photos in none": int(np.count_nonzero(clusters < 0)),
-        "outliers": [(line["path"], line["reason"]) for line in strange.table.to_pylist()],
+        "outliers": [(Path(line["path"]).name, line["reason"]) for line in strange.table.to_pylist()],
     }
 
 

@@ -130,9 +130,11 @@ def test_answers_are_shown_as_a_page(photos: Path, tmp_path: Path):
 
 
 def test_the_black_image_is_the_strangest(photos: Path):
-    first = collection_of(photos).outliers(3).table.to_pylist()[0]
+    collection = collection_of(photos)
+    first = collection.outliers(3).table.to_pylist()[0]
     assert Path(first["path"]).name == "black.png"
     assert "nearly uniform" in first["reason"]
+    assert all(line["reason"] for line in collection.outliers(len(collection.ids)).to_pylist())
 
 
 def test_the_table_has_a_line_for_every_image(photos: Path, tmp_path: Path):

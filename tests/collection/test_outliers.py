@@ -27,6 +27,7 @@ def test_reasons_name_what_is_strange():
     assert "smaller" in found.reason[4]
     assert "wider" in found.reason[5]
     assert set(np.argsort(-found.score)[:12].tolist()) >= set(range(6))
+    assert all(words.startswith("a little of several things, most of all ") for words in found.mostly)
     assert sum(reason != "" for reason in found.reason[6:]) < 8
 
 

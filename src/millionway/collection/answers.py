@@ -255,7 +255,8 @@ def outliers(collection: "Collection", num: int) -> Answer:
     strange = collection.strange
     order = np.argsort(-strange.score, kind="stable")[:num].tolist()
     lines = [
-        _line(collection, place) | {"score": float(strange.score[place]), "reason": strange.reason[place]}
+        _line(collection, place)
+        | {"score": float(strange.score[place]), "reason": strange.reason[place] or strange.mostly[place]}
         for place in order
     ]
     return Answer(_table(lines, OUTLIERS), collection.thumbnail_of, f"the {len(lines):,} that belong least")

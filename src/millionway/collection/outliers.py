@@ -33,6 +33,9 @@ UNIFORM = 0.02  # standard deviation of brightness, of 1
 class Outliers:
     score: np.ndarray  # [images] 0 to 1
     reason: list[str]
+    """'' where nothing is far off"""
+    mostly: list[str]
+    """for an image that is asked about all the same: what is off most"""
 
 
 def strangeness(unit: Float[Tensor, "images dim"], seed: int = 0) -> Float[Tensor, " images"]:
@@ -108,17 +111,14 @@ def outliers(
     by_encoder = [np.maximum(away, 0), np.maximum(apart, 0)]
     by_pixels = [np.abs(value) / 2 for value, _, _ in reasons[2:]]
     strength = np.sqrt(np.square(np.stack([*by_encoder, *by_pixels, uniform * 2 * FAR])).sum(axis=0))
-    words = []
+    words, mostly = [], []
     for place in range(len(unit)):
-        found = [
-            (abs(value[place]), high if value[place] > 0 else low)
-            for value, high, low in reasons
-            if abs(value[place]) > FAR and (high if value[place] > 0 else low)
-        ]
-        if uniform[place]:
-            found.append((np.inf, "nearly uniform"))
-        words.append("; ".join(word for _, word in sorted(found, reverse=True)))
-    return Outliers((strength / (strength + FAR)).astype(np.float32), words)
+        named = [(abs(value[place]), high if value[place] > 0 else low) for value, high, low in reasons]
+        named = sorted(((far, word) for far, word in named if word), reverse=True)
+        found = ["nearly uniform"] * bool(uniform[place]) + [word for far, word in named if far > FAR]
+        words.append("; ".join(found))
+        mostly.append(f"a little of several things, most of all {named[0][1].removeprefix('much ')}")
+    return Outliers((strength / (strength + FAR)).astype(np.float32), words, mostly)
 
 
 def robust(values: np.ndarray, upper: bool = False) -> np.ndarray:
