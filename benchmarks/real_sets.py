@@ -37,6 +37,7 @@ from millionway.settings.collection import Collected
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "collection_real_sets.json"
 PICTURES = ROOT / "docs" / "pictures"
+NAMES = {"icons": "icons", "against": "CIFAR-10, test images in training images", "bccd": "blood cells"}
 NUM_SHOWN, COLUMNS, SIDE, GAP = 50, 10, 48, 6
 
 
@@ -130,7 +131,7 @@ def bccd(collection: Collection, asked: Asked) -> dict[str, Any]:
     clusters = collection.clusters
     return {
         "photos": len(collection.ids),
-        "copies, in words": twice.title,
+        "copies": twice.title.partition(";")[0],
         "clusters": int(clusters.max(initial=-1)) + 1,
         "photos in none": int(np.count_nonzero(clusters < 0)),
         "outliers": [(Path(line["path"]).name, line["reason"]) for line in strange.table.to_pylist()],
@@ -141,7 +142,7 @@ def write_table(results: dict[str, Any]) -> None:
     lines = ["| set | what was found |", "|---|---|"]
     for name, result in results.items():
         words = [f"{key}: {_text(value)}" for key, value in result["numbers"].items()]
-        lines.append(f"| {name} | {'; '.join(words)} |")
+        lines.append(f"| {NAMES[name]} | {'; '.join(words)} |")
     write_between_marks(ROOT / "docs" / "explore.md", "real sets", "\n".join(lines))
 
 
