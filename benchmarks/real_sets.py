@@ -2,12 +2,12 @@
 
     python benchmarks/icons.py package SHARDS --all --side 32
     python benchmarks/real_sets.py icons --run RUN/encoder.safetensors --package package --data SHARDS
-    python benchmarks/real_sets.py against --run RUN/encoder.safetensors --data TRAIN --against TEST    # draws docs/pictures/against_*.png
+    python benchmarks/real_sets.py against --run RUN/encoder.safetensors --data TRAIN --against TEST
     python benchmarks/real_sets.py bccd --encoder timm/NAME --weights FILE --image-size 224 --data JPEGImages
     python benchmarks/real_sets.py table                                            # into docs/explore.md
 
 Icons: the package says which are drawn by the same text, so their copies are known; the neighbors are those of one icon
-of each kind, by the features of the run's encoder.
+of each kind, by the features of the run's encoder. CIFAR-10: also drawn, docs/pictures/against_*.png.
 """
 
 import io

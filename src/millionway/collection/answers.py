@@ -207,7 +207,7 @@ def duplicates(collection: "Collection", threshold: float | None, keep: Keep) ->
             line | {name: int(manifest.column(name)[instance_id]) for name in ("width", "height", "num_bytes")}
         )
     num = int(groups.max(initial=-1)) + 1
-    title = f"{num:,} group{"s" * (num != 1)} with {len(lines):,} images; candidates from cosine {threshold:.3f} on"
+    title = f"{num:,} group{'s' * (num != 1)} with {len(lines):,} images; candidates from cosine {threshold:.3f} on"
     return Answer(_table(lines, DUPLICATES), collection.thumbnail_of, title)
 
 
