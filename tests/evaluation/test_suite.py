@@ -233,6 +233,8 @@ def test_the_first_weights_stand_beside(encoder_file: Path, digit_folder: Path, 
     assert scores["start"] != scores["untrained"]
     assert "first weights" in (run / "report.html").read_text()
     weights.unlink()
+    assert "start" in run.evaluate("retrieval")  # the run has a copy
+    (run / "start.safetensors").unlink()
     assert "start" not in run.evaluate("retrieval")
     assert "first.safetensors: no such file" in caplog.text
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, full_name
-from millionway.model.encoder_file import load_encoder
+from millionway.model.encoder_file import START, load_encoder
 from millionway.model.foreign_weights import first_tensors, library_weights, match, read_tensors, stem_of, take
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 from millionway.settings.resolve import choose_stem
@@ -46,7 +46,9 @@ class Subject:
         config = run_settings(self.run) if self.run is not None and has_settings else None
         if config is not None and config.init_from is not None:
             try:
-                others["start"] = _start(self.encoder.spec, config.init_from, config.training.seed, self.run)
+                kept = self.run / START if self.run is not None else config.init_from
+                weights = kept if kept.is_file() else config.init_from
+                others["start"] = _start(self.encoder.spec, weights, config.training.seed, self.run)
             except ValueError as error:
                 log.warning("the weights that the run began with are not scored: %s", error)
         return others

@@ -18,6 +18,7 @@ from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, full_n
 from millionway.seals import check_fields, opened, sealed
 from millionway.tensor_file import write_tensors
 
+START = "start.safetensors"  # of a run: the given weights that it began with
 HEADER, WEIGHTS = "millionway_encoder", "weights_sha256"
 MIN_SIZE, MAX_SIZE = 8, 4096  # pixels
 DAMAGED = "Take a copy of the file, or let the run write it again: --resume"

@@ -72,10 +72,12 @@ class Start:
     bn: Literal["batch", "fixed"]
     optimizer: Literal["sgd", "muon"] | None = None
     """None: as the number of images says"""
+    given_share: float = 0.0
+    """with fixed statistics of BN; those of batches do not fit the mean of two networks"""
 
 
 AT_RANDOM = Start(frozen_epochs=0, rate=1.0, encoder_lr=1.0, bn="batch")
-GIVEN = Start(frozen_epochs=1, rate=0.1, encoder_lr=1.0, bn="fixed", optimizer="muon")
+GIVEN = Start(frozen_epochs=1, rate=0.1, encoder_lr=1.0, bn="fixed", optimizer="muon", given_share=0.7)
 """for --init-from (docs/method.md, given weights)"""
 
 
@@ -142,6 +144,11 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
     start = start_of(config)
+    bn, given_share = training.bn or start.bn, training.given_share
+    if given_share and config.init_from is None:
+        raise ValueError(f"--given-share {given_share:g} is a share of given weights: it needs --init-from")
+    if given_share is None:
+        given_share = start.given_share if bn == "fixed" else 0.0
     warmup, optimizer = training.warmup_epochs, training.optimizer or start.optimizer or scale.optimizer
     usual_lr = default_lr(scale, optimizer, batch_size)
     lr = training.lr or start.rate * usual_lr
@@ -157,7 +164,8 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         lr=lr,
         frozen_epochs=start.frozen_epochs if training.frozen_epochs is None else training.frozen_epochs,
         encoder_lr=training.encoder_lr or start.encoder_lr,
-        bn=training.bn or start.bn,
+        bn=bn,
+        given_share=given_share,
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
         stem=choose_stem(encoder, config.model.stem, image_size),

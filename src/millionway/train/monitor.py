@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from millionway.evaluation.snapshots import MAX_IMAGES, Snapshot, write_snapshot
 from millionway.evaluation.thumbnails import picture_of, picture_of_view
 from millionway.model.encoder import EncoderSpec
 from millionway.model.encoder_file import encoder_path, save_encoder
-from millionway.parallel.collectives import all_gather, all_or_none
+from millionway.parallel.collectives import all_gather, all_or_none, on_first_rank
 from millionway.parallel.group import Group
 from millionway.parallel.sync_bn import average_statistics
 from millionway.reporting.metrics import read_metrics
@@ -32,6 +33,7 @@ from millionway.reporting.words import duration
 from millionway.settings.pretrain import Pretrain
 from millionway.train.clock import MUCH
 from millionway.train.first_weights import take_weights
+from millionway.train.given import Given, keep
 from millionway.train.guard import NUMBER, judge
 from millionway.train.metrics_file import Metrics, peak_memory_bytes
 from millionway.train.setup import own_cores
@@ -82,6 +84,8 @@ class Monitor:
     """whether the last verdict was that it no longer improves; known on the first rank"""
     is_worse: bool = False
     """whether the last evaluation was worse than the start, by the guard; known on the first rank"""
+    given: Given | None = None
+    """the weights it began with, if they count for what leaves the run"""
     has_said: bool = False
     """how long it will take"""
 
@@ -160,9 +164,23 @@ class Monitor:
         """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
         average_statistics(self.state.network.learning, self.group)
         epoch = self.state.step // self.steps_per_epoch
-        numbers = {**dict(self._health(epoch)), **dict(self._views_found()), **(more or {})}
-        all_or_none(self.group, lambda: self._write_evaluation(epoch, numbers))
+        numbers = dict(self._health(epoch))
+        with self._as_it_leaves():
+            numbers |= {**dict(self._views_found()), **(more or {})}
+            all_or_none(self.group, lambda: self._write_evaluation(epoch, numbers))
         self.start_timing()
+
+    @contextmanager
+    def _as_it_leaves(self) -> Iterator[None]:
+        """The encoder is what encoder.safetensors has."""
+        encoder, share = self.state.network.encoder, self.config.training.given_share
+        if not share:
+            yield
+            return
+        if self.given is None:
+            self.given = Given.read(self.run, encoder, share)
+        with self.given.mean_with(encoder):
+            yield
 
     def _write_evaluation(self, epoch: int, numbers: dict[str, float]) -> None:
         """By the first rank; the others wait."""
@@ -192,6 +210,9 @@ class Monitor:
 
     def first_numbers(self) -> dict[str, float]:
         """Of the encoder before anything has changed it, the statistics of its BN included."""
+        if self.config.training.given_share:
+            self.given = Given.of(self.state.network.encoder, self.config.training.given_share)
+            on_first_rank(self.group, lambda: keep(self.state.network.encoder, self.run))
         numbers = {**dict(self.knn()), **dict(self._views_found())}
         if NUMBER in numbers and self.group.is_first:  # it may come to be what is kept
             self._save_encoder()
