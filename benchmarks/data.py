@@ -1,6 +1,7 @@
 """Is data ever the bottleneck? Views, loading, indexing and opening, against torchvision, kornia and bare loops.
 
     python benchmarks/data.py --cifar10 FOLDER --photos FOLDER
+    python benchmarks/data.py --many-paths
 
 FOLDER/train/CLASS/*.png, and a folder of photos, which are stored as JPEG of 500 x 375 pixels first. All sides of a
 figure alternate in one run on the same cores; ratios of medians.
@@ -47,6 +48,7 @@ TURNS = 5
 BATCH_SIZE = 256
 AUGMENTATION = {"crop_min": 0.08, "flip": 0.5, "jitter": 1.0, "grayscale": 0.2, "blur": 0.5}
 MANY = 14_000_000
+VERY_MANY, LETTERS = 30_000_000, 72  # more than 2 GiB of letters
 
 
 def all_views(store: MemoryStore | FileStore, num_images: int, size: int, batch_size: int) -> None:
@@ -178,8 +180,11 @@ print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2
 """
 
 
-def opening(folder: Path, num: int) -> list[list[float]]:
-    """[seconds, GiB] of a new process that opens a list of so many images and asks for its fingerprint."""
+def opening(folder: Path, num: int, letters: int = 0) -> list[list[float]]:
+    """[seconds, GiB] of a new process that opens a list of so many images and asks for its fingerprint.
+
+    letters: of a path, at least.
+    """
     step = 1_000_000
     tables = []
     for start in range(0, num, step):
@@ -187,7 +192,9 @@ def opening(folder: Path, num: int) -> list[list[float]]:
         width = np.full(len(numbers), 500, dtype=np.int32)
         columns = {
             "instance_id": numbers,
-            "key": [f"n{number // 650:08d}/n{number // 650:08d}_{number}.JPEG" for number in numbers],
+            "key": [
+                f"n{number // 650:08d}/n{number // 650:08d}_{number}.JPEG".rjust(letters, "p") for number in numbers
+            ],
             "num_bytes": numbers + 100_000,
             "modified": numbers,
             "width": width,
@@ -210,6 +217,22 @@ def opening(folder: Path, num: int) -> list[list[float]]:
     return found
 
 
+def many_paths() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        opened = opening(Path(folder), VERY_MANY, LETTERS)
+    environment = json.loads(describe_environment(CPU))
+    result = {"images": VERY_MANY, "letters": LETTERS, "opening": opened, "environment": environment}
+    (ROOT / "benchmarks" / "results" / "data_many_paths.json").write_text(json.dumps(result, indent=2) + "\n")
+    seconds, gib = (statistics.median(each[part] for each in opened) for part in (0, 1))
+    words = (
+        f"A list of {VERY_MANY:,} images with paths of {LETTERS} letters, {VERY_MANY * LETTERS / 2**30:.1f} GiB of letters: "
+        f"opened, checked and asked for its fingerprint in {seconds:.1f} s, with {gib:.2f} GiB of memory. "
+        f"Commit {environment['commit']}."
+    )
+    write_between_marks(ROOT / "docs" / "experiments.md", "many paths", words)
+    print(words)
+
+
 def share_of_data(cifar10: Path, folder: Path) -> list[float]:
     """Of the step time, by the run's own clock, after the first epoch."""
     run = millionway.pretrain(
@@ -221,10 +244,13 @@ def share_of_data(cifar10: Path, folder: Path) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cifar10", type=Path, required=True)
-    parser.add_argument("--photos", type=Path, required=True)
+    parser.add_argument("--cifar10", type=Path)
+    parser.add_argument("--photos", type=Path)
+    parser.add_argument("--many-paths", action="store_true", help="measure nothing but a list of very many long paths")
     chosen = parser.parse_args()
     torch.set_num_threads(num_cores())
+    if chosen.many_paths:
+        return many_paths()
     train = chosen.cifar10 / "train"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
