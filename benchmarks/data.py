@@ -225,7 +225,7 @@ def many_paths() -> None:
     (ROOT / "benchmarks" / "results" / "data_many_paths.json").write_text(json.dumps(result, indent=2) + "\n")
     seconds, gib = (statistics.median(each[part] for each in opened) for part in (0, 1))
     words = (
-        f"A list of {VERY_MANY:,} images with paths of {LETTERS} letters, {VERY_MANY * LETTERS / 2**30:.1f} GiB of letters: "
+        f"A list of {VERY_MANY:,} images with paths of {LETTERS} letters, {VERY_MANY * LETTERS / 2**30:.1f} GiB: "
         f"opened, checked and asked for its fingerprint in {seconds:.1f} s, with {gib:.2f} GiB of memory. "
         f"Commit {environment['commit']}."
     )
