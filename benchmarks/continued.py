@@ -17,18 +17,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from presets import write_between_marks
+from safetensors.torch import load_file
 
 import millionway
 from millionway.data.dataset import Dataset, open_dataset
 from millionway.evaluation.features import Labeled, Split, extract_split
 from millionway.evaluation.knn import knn
-from millionway.evaluation.linear import linear
+from millionway.evaluation.linear import Fit, choose_lr, linear
 from millionway.files import write_whole
 from millionway.machine import describe_environment
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
@@ -40,8 +41,9 @@ from millionway.train.first_weights import take_weights
 RESULTS = Path(__file__).parent / "results" / "continued"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
 ENCODER, MEAN, STD = "timm/tf_efficientnet_lite0", (0.498, 0.498, 0.498), (0.502, 0.502, 0.502)
-SCORES = {"knn_200": "k-NN, 200", "knn_20": "k-NN, 20", "linear_top1": "linear"}
+SCORES = {"knn_200": "k-NN, 200", "knn_20": "k-NN, 20", "linear_top1": "linear", "linear_swept": "linear, rate chosen"}
 SIZE, CPU = 48, torch.device("cpu")
+PREFIX = "network.encoder."  # in a checkpoint
 NUM_QUERIES, HELD_OUT = 2_000, 2_000
 """test images of a set; training images for `try`"""
 SEEDS = (1, 2, 3)
@@ -71,6 +73,8 @@ TRIED = [
         Cell("cifar10", FEW, 3, values=values)
         for values in (
             {},
+            {"given_share": 0.0},
+            {"given_share": 0.5},
             {"lr": 0.001},
             {"optimizer": "sgd", "lr": 0.0006},
             {"bn": "batch"},
@@ -125,8 +129,12 @@ class Images:
 
 
 def scores(encoder: Encoder, split: Split) -> dict[str, float]:
+    """Also by a linear classifier whose rate was chosen on a tenth of the training images."""
     features = extract_split(encoder, split, SIZE, CPU)
-    return {**dict(knn(*features)), **dict(linear(*features, 0))}
+    how = Fit.for_images(len(features.bank))
+    lr, _ = choose_lr(features.bank, features.bank_labels, how, 0)
+    chosen = dict(linear(*features, 0, replace(how, lr=lr)))
+    return {**dict(knn(*features)), **dict(linear(*features, 0)), "linear_swept": chosen["linear_top1"]}
 
 
 def start(weights: Path) -> Encoder:
@@ -158,7 +166,12 @@ def measure(cell: Cell, images: Images, weights: Path, is_tried: bool) -> dict[s
         )
         seconds = time.process_time() - began
         lines = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "evaluation"]
-        return {**scores(load_encoder(run), split), "cpu_seconds": seconds, "evaluations": lines}
+        encoder = load_encoder(run)
+        result = {**scores(encoder, split), "cpu_seconds": seconds, "evaluations": lines}
+        newest = run / "checkpoints" / (run / "checkpoints" / "last").read_text().strip() / "model.safetensors"
+        learned = {name.removeprefix(PREFIX): each for name, each in load_file(newest).items() if PREFIX in name}
+        encoder.load_state_dict(learned)
+        return {**result, "learned": scores(encoder, split)}
 
 
 def run_cells(cells: list[Cell], places: dict[str, Images], weights: Path, is_tried: bool) -> None:
@@ -201,16 +214,22 @@ def run_lines() -> Iterator[str]:
     if not measured:
         yield "Not measured yet."
         return
-    columns = " | ".join(f"{each}: start | after {EPOCHS} epochs" for each in SCORES.values())
-    yield f"| set | images | seeds | {columns} |"
-    yield "|---" * (2 * len(SCORES) + 3) + "|"
+    yield f"| set | images | | seeds | {' | '.join(SCORES.values())} |"
+    yield "|---" * (len(SCORES) + 4) + "|"
     for name, (first, results) in measured.items():
-        numbers = []
-        for score in SCORES:
-            values = [100 * result[score] for result in results]
-            half = f" ± {half_interval(values):.1f}" if len(values) > 1 else ""
-            numbers.append(f"{100 * first[score]:.1f} | {statistics.mean(values):.1f}{half}")
-        yield f"| {name} | {SETS[name]:,} | {len(results)} | {' | '.join(numbers)} |"
+        sides = {
+            "the weights as they are": [first],
+            f"after {EPOCHS} epochs": results,
+            "learned alone, nothing of the given weights": [result["learned"] for result in results],
+        }
+        for words, side in sides.items():
+            numbers = []
+            for score in SCORES:
+                values = [100 * result[score] for result in side]
+                half = f" ± {half_interval(values):.1f}" if len(values) > 1 else ""
+                numbers.append(f"{statistics.mean(values):.1f}{half}")
+            seeds = len(side) if side is not sides["the weights as they are"] else ""
+            yield f"| {name} | {SETS[name]:,} | {words} | {seeds} | {' | '.join(numbers)} |"
 
 
 def main() -> None:

@@ -39,9 +39,13 @@ def test_an_encoder_is_the_mean_for_a_while_and_then_itself_to_the_bit() -> None
     assert all(each.equal(learned[name]) for name, each in now.state_dict().items())
 
 
-def test_training_does_not_see_the_mean_and_what_leaves_is_it(digit_folder: Path, weights: Path, tmp_path: Path) -> None:
+def test_training_does_not_see_the_mean_and_what_leaves_is_it(
+    digit_folder: Path, weights: Path, tmp_path: Path
+) -> None:
     runs = {
-        share: millionway.pretrain(digit_folder, tmp_path / str(share), init_from=weights, given_share=share, **SETTINGS)
+        share: millionway.pretrain(
+            digit_folder, tmp_path / str(share), init_from=weights, given_share=share, **SETTINGS
+        )
         for share in (0.0, 0.4)
     }
     ends = [load_file(run / "checkpoints" / "step_00000009" / "model.safetensors") for run in runs.values()]
@@ -77,6 +81,6 @@ def test_a_run_that_is_gone_on_with_needs_the_given_file_no_more(
 
 
 def test_a_share_of_nothing_is_refused(digit_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--given-share 0.5 is a share of given weights: it needs --init-from"):
+    with pytest.raises(ValueError, match=r"--given-share 0\.5 is a share of given weights: it needs --init-from"):
         millionway.pretrain(digit_folder, tmp_path / "run", given_share=0.5, **SETTINGS)
     assert not (tmp_path / "run").exists()

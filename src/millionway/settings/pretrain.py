@@ -56,7 +56,7 @@ class Training:
     """first epochs in which head and rows learn and the encoder rests; by default 0, or 1 with --init-from"""
     given_share: Chosen[Share] = None
     """how much of the weights of --init-from stays in encoder.safetensors, which is the mean of these and of those that
-    were learned; by default 0.7 with --bn fixed, else 0"""
+    were learned; by default 0.75 with --bn fixed, else 0"""
     encoder_lr: Chosen[Positive[float]] = None
     """learning rate of the encoder as a multiple of --lr; by default 1"""
     momentum: BelowOne = 0.9

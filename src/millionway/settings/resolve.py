@@ -77,7 +77,7 @@ class Start:
 
 
 AT_RANDOM = Start(frozen_epochs=0, rate=1.0, encoder_lr=1.0, bn="batch")
-GIVEN = Start(frozen_epochs=1, rate=0.1, encoder_lr=1.0, bn="fixed", optimizer="muon", given_share=0.7)
+GIVEN = Start(frozen_epochs=1, rate=0.1, encoder_lr=1.0, bn="fixed", optimizer="muon", given_share=0.75)
 """for --init-from (docs/method.md, given weights)"""
 
 
