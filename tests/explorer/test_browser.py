@@ -14,6 +14,7 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+import millionway
 from millionway.explorer.server import Explorer
 from millionway.explorer.static_site import export
 
@@ -159,6 +160,16 @@ def test_two_tabs_and_a_phone(served: Served):
         phone.execute_script("Panel.image(3)")
         until(lambda: phone.find_elements(By.CSS_SELECTOR, "#panel img.large"))
         assert not complaints(phone)
+
+
+def test_a_report_fits_a_phone(digit_folder: Path, tmp_path: Path):
+    run = millionway.pretrain(digit_folder, tmp_path / "run", epochs=1, batch_size=40, threads=1)
+    with chromium() as browser:
+        phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        browser.get((run / "report.html").as_uri())
+        assert len(browser.find_elements(By.TAG_NAME, "figure")) > 20
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 390
 
 
 def test_an_export_works_from_a_web_server_and_from_the_disk(explorer: Explorer, tmp_path: Path):
