@@ -59,6 +59,7 @@ bench-parallel: $(READY)
 	$(BIN)/python benchmarks/parallel.py steps --ranks 2 --instances 1281167
 	$(BIN)/python benchmarks/parallel.py alone --instances 131072
 	$(BIN)/python benchmarks/parallel.py largest --ranks 2
+	$(if $(CIFAR10),$(BIN)/python benchmarks/two_ranks.py --data $(CIFAR10)/train)
 
 bench-evaluation: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
