@@ -25,10 +25,10 @@ from millionway.machine import describe_environment
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "two_ranks.json"
 LOG_EVERY, LINES, LEFT_OUT = 20, 10, 2
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SIDES = {
     "one process": [sys.executable, "-m", "millionway"],
-    "two ranks": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    + ["millionway"],
+    "two ranks": [sys.executable, *LAUNCHER, "-m", "millionway"],
 }
 
 
@@ -73,8 +73,8 @@ def main() -> None:
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     one, two = (statistics.median(values) for values in found.values())
     words = (
-        f"Whole runs with the preset cifar10-small on 50,000 images (`benchmarks/two_ranks.py`, {chosen.turns} turns): two "
-        f"ranks on two cores take {ratio:.2f} times as long as one process with both ({two:.0f} and {one:.0f} images a "
+        f"Whole runs with the preset cifar10-small on 50,000 images (`benchmarks/two_ranks.py`, {chosen.turns} turns): "
+        f"two ranks on two cores take {ratio:.2f} times as long as one process with both ({two:.0f} and {one:.0f} images a "
         f"second). Commit {environment['commit']}."
     )
     write_between_marks(ROOT / "docs" / "experiments.md", "two ranks", words)
