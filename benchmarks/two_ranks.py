@@ -74,8 +74,8 @@ def main() -> None:
     one, two = (statistics.median(values) for values in found.values())
     words = (
         f"Whole runs with the preset cifar10-small on 50,000 images (`benchmarks/two_ranks.py`, {chosen.turns} turns): "
-        f"two ranks on two cores take {ratio:.2f} times as long as one process with both ({two:.0f} and {one:.0f} images a "
-        f"second). Commit {environment['commit']}."
+        f"two ranks on two cores take {ratio:.2f} times as long as one with both ({two:.0f} and {one:.0f} images "
+        f"a second). Commit {environment['commit']}."
     )
     write_between_marks(ROOT / "docs" / "experiments.md", "two ranks", words)
     print(words)
