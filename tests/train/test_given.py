@@ -78,6 +78,9 @@ def test_a_run_that_is_gone_on_with_needs_the_given_file_no_more(
     (run / START).write_bytes(b"rubbish")
     with pytest.raises(ValueError, match=r"start\.safetensors.*not a safetensors file"):
         millionway.pretrain(out=run, resume=True, epochs=4)
+    save_encoder(build_encoder(EncoderSpec("torchvision/resnet18", "small", 16, (0.5,) * 3, (0.5,) * 3)), run / START)
+    with pytest.raises(ValueError, match=r"start\.safetensors.*conv1\.weight is not as this run's encoder has it"):
+        millionway.pretrain(out=run, resume=True, epochs=4)
 
 
 def test_a_share_of_nothing_is_refused(digit_folder: Path, tmp_path: Path) -> None:

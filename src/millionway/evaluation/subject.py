@@ -42,12 +42,12 @@ class Subject:
         if self.seed is not None:
             return {}
         others = {"untrained": _untrained(self.encoder.spec, seed, self.run)}
-        has_settings = self.run is not None and (self.run / "config.json").is_file()
-        config = run_settings(self.run) if self.run is not None and has_settings else None
-        if config is not None and config.init_from is not None:
+        if self.run is None or not (self.run / "config.json").is_file():
+            return others
+        config, kept = run_settings(self.run), self.run / START
+        if config.init_from is not None:
+            weights = kept if kept.is_file() else config.init_from
             try:
-                kept = self.run / START if self.run is not None else config.init_from
-                weights = kept if kept.is_file() else config.init_from
                 others["start"] = _start(self.encoder.spec, weights, config.training.seed, self.run)
             except ValueError as error:
                 log.warning("the weights that the run began with are not scored: %s", error)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from millionway.files import BadFile
 from millionway.model.encoder import Encoder
 from millionway.model.encoder_file import START, read_encoder_file, save_encoder
 
@@ -32,6 +33,9 @@ class Given:
     def read(cls, run: Path, encoder: Encoder, share: float) -> "Given":
         """What `keep` wrote when the run began."""
         found, own = read_encoder_file(run / START)[1], _floating(encoder)
+        for name, each in own.items():
+            if name not in found or found[name].shape != each.shape or found[name].dtype != each.dtype:
+                raise BadFile(run / START, f"{name} is not as this run's encoder has it")
         return cls({name: found[name].to(each.device) for name, each in own.items()}, share)
 
     @contextmanager

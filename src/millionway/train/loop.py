@@ -135,6 +135,8 @@ class Loop:
             if self.config.resume and self.config.init_from is not None:
                 take_weights(self.state.network.encoder, self.config.init_from)
             self.state.prior = PriorProgress(untrained=self.monitor.first_numbers())
+        else:
+            self.monitor.remember_start()
         if self.state.prior is not None:
             self._write_prior(self.state.prior)
             self.monitor.evaluate(self.state.prior.untrained)

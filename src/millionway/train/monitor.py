@@ -173,14 +173,17 @@ class Monitor:
     @contextmanager
     def _as_it_leaves(self) -> Iterator[None]:
         """The encoder is what encoder.safetensors has."""
-        encoder, share = self.state.network.encoder, self.config.training.given_share
-        if not share:
+        if self.given is None:
             yield
             return
-        if self.given is None:
-            self.given = Given.read(self.run, encoder, share)
-        with self.given.mean_with(encoder):
+        with self.given.mean_with(self.state.network.encoder):
             yield
+
+    def remember_start(self) -> None:
+        """For a run that is gone on with."""
+        encoder, share = self.state.network.encoder, self.config.training.given_share
+        if share:
+            self.given = all_or_none(self.group, lambda: Given.read(self.run, encoder, share))
 
     def _write_evaluation(self, epoch: int, numbers: dict[str, float]) -> None:
         """By the first rank; the others wait."""
