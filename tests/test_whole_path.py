@@ -71,6 +71,7 @@ def undisturbed(digit_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
+@pytest.mark.slow
 def test_kill_and_resume_end_in_the_same_numbers(undisturbed: Path, digit_folder: Path, tmp_path: Path) -> None:
     run, listed = tmp_path / "run", tmp_path / "manifest.arrow"
     assert millionway("index", digit_folder, "--out", listed).returncode == 0
@@ -114,6 +115,7 @@ def test_kill_before_the_first_checkpoint(undisturbed: Path, digit_folder: Path,
     assert same(run, whole)
 
 
+@pytest.mark.slow
 def test_in_a_terminal_there_are_bars(digit_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     quoted = shlex.quote(str(run))
