@@ -49,9 +49,9 @@ def measure(command: list[str], data: str, run: Path) -> float:
         )
         while len(speeds(run)) < LINES and process.poll() is None:
             time.sleep(0.5)
-        os.killpg(process.pid, signal.SIGKILL)
+        found = speeds(run)[:LINES]
+        process.send_signal(signal.SIGINT)  # torchrun passes it on, and its ranks end; they have a session of their own
         process.wait()
-    found = speeds(run)
     assert len(found) >= LINES, Path(f"{run}.said").read_text()[-2000:]
     return statistics.median(found[LEFT_OUT:])
 
