@@ -81,7 +81,7 @@ def icons(collection: Collection, asked: Asked) -> dict[str, Any]:
         "icons": len(names),
         "drawn by texts of their own": int(by_text.max()) + 1,
         "different pictures": int(by_content.max()) + 1,
-        "icons of one text found as copies": _pairs(by_text, by_content) == by_text.max() + 1,
+        "icons of one text found as copies": _pairs(by_text, by_content) == int(by_text.max()) + 1,
         "dim": unit.shape[1],
         "neighbors": near.places.shape[1],
         "seconds": time.perf_counter() - started,
