@@ -215,16 +215,16 @@ def memory(asked: argparse.Namespace) -> dict[str, Any]:
     kinds, unit = torch.randn(2000, asked.dim), torch.empty(asked.images, asked.dim)
     for part in unit.split(4096):
         part.copy_(F.normalize(torch.randn_like(part) + 2 * kinds[torch.randint(2000, (len(part),))]))
+    return {"images": asked.images, "dim": asked.dim, **cost_of_neighbors(unit)}
+
+
+def cost_of_neighbors(unit: torch.Tensor) -> dict[str, float]:
     nearest(unit[:5000])  # threads and their memory are there
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before, started = memory_status("VmRSS"), time.perf_counter()
     nearest(unit, progress=track)
-    return {
-        "images": asked.images,
-        "dim": asked.dim,
-        "seconds": time.perf_counter() - started,
-        "mib_beyond_vectors": (memory_status("VmHWM") - before) / 2**20,
-    }
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "mib_beyond_vectors": (memory_status("VmHWM") - before) / 2**20}
 
 
 def whole_map(asked: argparse.Namespace) -> dict[str, Any]:

@@ -12,7 +12,6 @@ of each kind, by the features of the run's encoder. CIFAR-10: also drawn, docs/p
 
 import io
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +19,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from classifier import memory_status
+from collection import cost_of_neighbors
 from icons import BOX
 from PIL import Image
 from presets import write_between_marks
 
 from millionway.collection.answers import Answer
 from millionway.collection.collection import Collection
-from millionway.collection.neighbors import nearest
+from millionway.collection.neighbors import NUM_NEIGHBORS
 from millionway.collection.opening import open_collection, open_others
 from millionway.console import track
 from millionway.machine import describe_environment
@@ -73,19 +72,14 @@ def icons(collection: Collection, asked: Asked) -> dict[str, Any]:
     by_content = kinds_of(manifest.table["content_hash"].to_pylist())
     first = np.unique(by_content, return_index=True)[1]
     unit = collection.vectors.unit[torch.from_numpy(np.sort(first))]
-    nearest(unit[:5000])  # threads and their memory are there
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before, started = memory_status("VmRSS"), time.perf_counter()
-    near = nearest(unit, progress=track)
     return {
         "icons": len(names),
         "drawn by texts of their own": int(by_text.max()) + 1,
         "different pictures": int(by_content.max()) + 1,
         "icons of one text found as copies": _pairs(by_text, by_content) == int(by_text.max()) + 1,
         "dim": unit.shape[1],
-        "neighbors": near.places.shape[1],
-        "seconds": time.perf_counter() - started,
-        "mib_beyond_vectors": (memory_status("VmHWM") - before) / 2**20,
+        "neighbors": NUM_NEIGHBORS,
+        **cost_of_neighbors(unit),
     }
 
 

@@ -21,6 +21,7 @@ import torch
 from presets import write_between_marks
 
 from millionway.machine import describe_environment
+from millionway.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "two_ranks.json"
@@ -33,11 +34,7 @@ SIDES = {
 
 
 def speeds(run: Path) -> list[float]:
-    path = run / "metrics.jsonl"
-    lines = (
-        [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
-    )
-    return [line["images_per_second"] for line in lines if line["kind"] == "step"]
+    return [line["images_per_second"] for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "step"]
 
 
 def measure(command: list[str], data: str, run: Path) -> float:

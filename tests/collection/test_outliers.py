@@ -44,6 +44,7 @@ def test_images_that_are_all_alike_are_not_strange():
     found = outliers(unit, nearest(unit), pixels, np.full(50, 8), np.full(50, 8))
     assert (found.score < 0.01).all()
     assert found.reason == [""] * 50
+    assert found.mostly == [""] * 50
 
 
 def test_one_image_and_images_that_could_not_be_read_have_a_score():

@@ -35,7 +35,7 @@ class Outliers:
     reason: list[str]
     """'' where nothing is far off"""
     mostly: list[str]
-    """for an image that is asked about all the same: what is off most"""
+    """for an image that is asked about all the same: what is off most, '' where nothing is off at all"""
 
 
 def strangeness(unit: Float[Tensor, "images dim"], seed: int = 0) -> Float[Tensor, " images"]:
@@ -117,7 +117,8 @@ def outliers(
         named = sorted(((far, word) for far, word in named if word), reverse=True)
         found = ["nearly uniform"] * bool(uniform[place]) + [word for far, word in named if far > FAR]
         words.append("; ".join(found))
-        mostly.append(f"a little of several things, most of all {named[0][1].removeprefix('much ')}")
+        most, word = named[0]
+        mostly.append(f"a little of several things, most of all {word.removeprefix('much ')}" if most else "")
     return Outliers((strength / (strength + FAR)).astype(np.float32), words, mostly)
 
 

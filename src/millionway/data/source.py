@@ -195,7 +195,7 @@ class ArraySource:
         return len(self.pixels)
 
     def statuses(self, places: np.ndarray) -> np.ndarray:
-        return np.tile(np.array([self.pixels[0].nbytes, self.written], dtype=np.int64), (len(places), 1))
+        return np.tile(np.array([self.pixels[:1].nbytes, self.written], dtype=np.int64), (len(places), 1))
 
     def read(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.pixels[index])
