@@ -3,10 +3,11 @@
     npm pack @iconify/json && tar -xzf iconify-json-*.tgz
     pip install resvg-py
     python benchmarks/icons.py package OUT
+    python benchmarks/icons.py package OUT --largest # 1,000 and 200 icons of each of the 50 largest sets
     python benchmarks/icons.py package OUT --all     # every icon of every set: OUT/SET.tar
 
-The label is the set an icon was drawn for, that is its style. Every fourth, by name, of the sets with one color and at
-least 500 icons; black on white. Which icons are taken depends on their names alone.
+The label is the set an icon was drawn for, that is its style. By default every fourth, by name, of the sets with one
+color and at least 500 icons; black on white. Which icons are taken depends on their names alone.
 """
 
 import argparse
@@ -17,7 +18,8 @@ import tarfile
 from pathlib import Path
 
 EVERY, AT_LEAST = 4, 500
-NUM_TRAIN, NUM_TEST = 250, 60  # of each set
+FEW, MANY = (250, 60), (1000, 200)  # for training and for tests, of each set
+NUM_LARGEST = 50
 BOX = {"width": 16, "height": 16, "left": 0, "top": 0}  # where neither icon nor set says so
 
 
@@ -25,6 +27,11 @@ def chosen_sets(package: Path) -> list[str]:
     about = json.loads((package / "collections.json").read_text(encoding="utf-8"))
     fitting = [name for name, each in about.items() if not each.get("palette") and each["total"] >= AT_LEAST]
     return sorted(fitting)[::EVERY]
+
+
+def largest_sets(package: Path) -> list[str]:
+    about = json.loads((package / "collections.json").read_text(encoding="utf-8"))
+    return sorted(about, key=lambda name: (-about[name]["total"], name))[:NUM_LARGEST]
 
 
 def drawn(body: str, width: float, height: float, left: float, top: float, side: int) -> bytes:
@@ -43,11 +50,11 @@ def draw_icon(icons: dict, name: str, side: int) -> bytes:
     return drawn(icon["body"], width, height, left, top, side)
 
 
-def draw_some(icons: dict, out: Path, side: int) -> None:
+def draw_some(icons: dict, out: Path, side: int, num_train: int, num_test: int) -> None:
     names = [name for name, icon in icons["icons"].items() if not icon.get("hidden")]
     names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
-    for place, name in enumerate(names[: NUM_TRAIN + NUM_TEST]):
-        folder = out / ("train" if place < NUM_TRAIN else "test") / icons["prefix"]
+    for place, name in enumerate(names[: num_train + num_test]):
+        folder = out / ("train" if place < num_train else "test") / icons["prefix"]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.png").write_bytes(draw_icon(icons, name, side))
 
@@ -71,13 +78,20 @@ def main() -> None:
     parser.add_argument("package", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--side", type=int, default=64)
-    parser.add_argument("--all", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true")
+    which.add_argument("--largest", action="store_true")
     chosen = parser.parse_args()
-    about = chosen.package / "json"
-    names = sorted(path.stem for path in about.glob("*.json")) if chosen.all else chosen_sets(chosen.package)
+    package, about = chosen.package, chosen.package / "json"
+    names = sorted(path.stem for path in about.glob("*.json"))
+    if not chosen.all:
+        names = largest_sets(package) if chosen.largest else chosen_sets(package)
     for name in names:
-        draw = draw_all if chosen.all else draw_some
-        draw(json.loads((about / f"{name}.json").read_text()), chosen.out, chosen.side)
+        icons = json.loads((about / f"{name}.json").read_text(encoding="utf-8"))
+        if chosen.all:
+            draw_all(icons, chosen.out, chosen.side)
+        else:
+            draw_some(icons, chosen.out, chosen.side, *(MANY if chosen.largest else FEW))
 
 
 if __name__ == "__main__":

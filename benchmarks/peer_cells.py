@@ -8,11 +8,13 @@ from typing import Any
 from peer_methods import PEERS, Values
 
 from millionway.settings.presets import preset
-from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.pretrain import EncoderPrecision, Pretrain, with_settings
 
 RESULTS = Path(__file__).parent / "results" / "peers"
 OURS = "ours"
-PRESETS = {"cifar10": "cifar10-small", "fashion-mnist": "fashion-mnist-small"}
+PRESETS = {"cifar10": "cifar10-small", "fashion-mnist": "fashion-mnist-small", "icons": "cifar10-small"}
+SETTINGS: dict[str, dict[str, Any]] = {"icons": {"image_size": 64, "stem": "auto"}}
+"""of a set that has no preset of its own"""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Cell:
     images: int = 10_000
     epochs: int = 10
     set: str = "cifar10"
+    precision: EncoderPrecision = "float32"
+    """of the encoder, ours or a peer's"""
 
     @property
     def name(self) -> str:
@@ -31,13 +35,24 @@ class Cell:
         return "_".join([self.method.replace(" ", "-"), *values, f"e{self.epochs}", f"s{self.seed}"])
 
     @property
+    def folder(self) -> str:
+        """What is compared with each other."""
+        return f"{self.set}_{self.images}" + ("_bfloat16" if self.precision == "bfloat16" else "")
+
+    @property
     def result(self) -> Path:
-        return RESULTS / f"{self.set}_{self.images}" / f"{self.name}.json"
+        return RESULTS / self.folder / f"{self.name}.json"
+
+    @property
+    def cost(self) -> Path:
+        """What an epoch of each method takes on these images."""
+        return RESULTS / f"cost_{self.folder}.json"
 
     @property
     def config(self) -> Pretrain:
         """A peer has the images, encoder and views of the preset, and its own batches."""
         values = self.values if self.method == OURS else {"views": 2, "batch_size": self.peer_values.batch_size}
+        values = {**SETTINGS.get(self.set, {}), "encoder_precision": self.precision, **values}
         return with_settings(preset(PRESETS[self.set]), seed=self.seed, epochs=self.epochs, **values)
 
     @property
@@ -63,19 +78,15 @@ METHODS: dict[str, Cell] = {
 }
 
 OURS_TRIED: list[dict[str, Any]] = [
-    ONE_VIEW,
-    MUON,
-    {**MUON, "batch_size": 128, "lr": 0.03, "row_lr": 40.0},
-    {**MUON, "lr": 0.04, "row_lr": 15.0},
-    {**MUON, "lr": 0.01, "row_lr": 60.0},
-    {**MUON, "dim": 64},
-    {**MUON, "crop_min": 0.2},
-    {**MUON, "row_lr": 60.0},
-    {**MUON, "row_lr": 15.0},
-    {**MUON, "temperature": 0.15},
-    {**MUON, "warmup_epochs": 0},
-    {**MUON, "head": "mlp"},
-    {**MUON, "weight_decay": 1e-2},
+    PAIRS,
+    {**PAIRS, "row_views": 2},
+    {**PAIRS, "dim": 64},
+    {**PAIRS, "batch_size": 128, "row_lr": 80.0},
+    {**PAIRS, "batch_size": 128, "row_lr": 60.0, "lr": 0.04},
+    {**PAIRS, "temperature": 0.15},
+    {**PAIRS, "crop_min": 0.2},
+    {**PAIRS, "pairs": 1.0},
+    {**PAIRS, "lr": 0.045, "row_lr": 27.0},
 ]
 PEERS_TRIED: list[dict[str, Any]] = [
     CONTRASTIVE,
@@ -85,12 +96,9 @@ PEERS_TRIED: list[dict[str, Any]] = [
     {**CONTRASTIVE, "lr": 0.12},
     {**CONTRASTIVE, "lr": 0.03},
     {**CONTRASTIVE, "head": "lightly"},
-    {**CONTRASTIVE, "weight_decay": 5e-4},
     {**CONTRASTIVE, "batch_size": 128, "lr": 0.12},
-    {**CONTRASTIVE, "warmup_epochs": 0},
-    {**CONTRASTIVE, "optimizer": "muon", "lr": 0.02},
-    {**CONTRASTIVE, "optimizer": "muon", "lr": 0.02, "batch_size": 32},
     {},
 ]
-TUNING = [Cell(OURS, values, epochs=10) for values in OURS_TRIED]
-TUNING += [Cell(name, values, epochs=5) for values in PEERS_TRIED for name in ("SimCLR", "MoCo v2")]
+TUNING = [Cell(OURS, values, epochs=8, precision="bfloat16") for values in OURS_TRIED]
+TUNING += [Cell("SimCLR", values, epochs=10, precision="bfloat16") for values in PEERS_TRIED]
+TUNING += [Cell("MoCo v2", values, epochs=14, precision="bfloat16") for values in PEERS_TRIED]

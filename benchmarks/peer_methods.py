@@ -14,6 +14,7 @@ from lightly.models.utils import deactivate_requires_grad, update_momentum
 from torch import Tensor, nn
 
 from millionway.model.encoder import Encoder
+from millionway.settings.pretrain import EncoderPrecision
 from millionway.train.muon import Muon
 
 TEACHER_MOMENTUM = 0.99
@@ -37,6 +38,17 @@ class Values:
     """negatives that MoCo remembers"""
 
 
+def in_float32(criterion: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The loss itself, whatever the networks compute in, as ours is."""
+
+    def computed(*outputs: Tensor | list[Tensor]) -> Tensor:
+        exact = [[each.float() for each in o] if isinstance(o, list) else o.float() for o in outputs]
+        with torch.autocast("cpu", enabled=False):
+            return criterion(*exact)
+
+    return computed
+
+
 @dataclass
 class Peer:
     """A method around an encoder."""
@@ -47,13 +59,15 @@ class Peer:
     teachers: list[tuple[nn.Module, nn.Module]] = field(default_factory=list)
     """(a trained module, its running mean)"""
     optimizer: torch.optim.Optimizer = field(init=False)
+    precision: EncoderPrecision = "float32"
 
     def step(self, first: Tensor, second: Tensor, lr: float) -> Tensor:
         for module, teacher in self.teachers:
             update_momentum(module, teacher, m=TEACHER_MOMENTUM)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
-        loss = self.loss(first, second)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bfloat16"):
+            loss = self.loss(first, second)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -73,7 +87,7 @@ def contrastive_head(encoder: Encoder, values: Values, kind: type[nn.Module]) ->
 
 def simclr(encoder: Encoder, values: Values) -> Peer:
     head = contrastive_head(encoder, values, heads.SimCLRProjectionHead)
-    criterion = NTXentLoss(temperature=values.temperature or 0.5)
+    criterion = in_float32(NTXentLoss(temperature=values.temperature or 0.5))
 
     def loss(first: Tensor, second: Tensor) -> Tensor:
         both = head(encoder(torch.cat([first, second])))
@@ -86,7 +100,8 @@ def moco(encoder: Encoder, values: Values) -> Peer:
     """MoCo v2: the first view asks, the second is encoded by the running mean and remembered."""
     student = nn.Sequential(encoder, contrastive_head(encoder, values, heads.MoCoProjectionHead))
     teacher = teacher_of(student)
-    criterion = NTXentLoss(temperature=values.temperature or 0.1, memory_bank_size=(values.queue, 128))
+    bank = NTXentLoss(temperature=values.temperature or 0.1, memory_bank_size=(values.queue, 128))
+    criterion = in_float32(bank)
 
     def loss(first: Tensor, second: Tensor) -> Tensor:
         with torch.no_grad():
@@ -100,7 +115,7 @@ def byol(encoder: Encoder, values: Values) -> Peer:
     student = nn.Sequential(encoder, heads.BYOLProjectionHead(encoder.feature_dim, 1024, 256))
     predictor = heads.BYOLPredictionHead(256, 1024, 256)
     teacher = teacher_of(student)
-    criterion = NegativeCosineSimilarity()
+    criterion = in_float32(NegativeCosineSimilarity())
 
     def loss(first: Tensor, second: Tensor) -> Tensor:
         with torch.no_grad():
@@ -114,7 +129,7 @@ def byol(encoder: Encoder, values: Values) -> Peer:
 def simsiam(encoder: Encoder, values: Values) -> Peer:
     projection = heads.SimSiamProjectionHead(encoder.feature_dim, 2048, 2048)
     predictor = heads.SimSiamPredictionHead(2048, 512, 2048)
-    criterion = NegativeCosineSimilarity()
+    criterion = in_float32(NegativeCosineSimilarity())
 
     def loss(first: Tensor, second: Tensor) -> Tensor:
         z = [projection(encoder(first)), projection(encoder(second))]
@@ -126,7 +141,7 @@ def simsiam(encoder: Encoder, values: Values) -> Peer:
 
 def barlow_twins(encoder: Encoder, values: Values) -> Peer:
     projection = heads.BarlowTwinsProjectionHead(encoder.feature_dim, 2048, 2048)
-    criterion = BarlowTwinsLoss()
+    criterion = in_float32(BarlowTwinsLoss())
 
     def loss(first: Tensor, second: Tensor) -> Tensor:
         return criterion(projection(encoder(first)), projection(encoder(second)))
@@ -140,7 +155,7 @@ def dino(encoder: Encoder, values: Values) -> Peer:
     )
     deactivate_requires_grad(teacher_head)  # its last layer cannot be copied; it follows from its own start
     teacher = teacher_of(encoder)
-    criterion = DINOLoss(output_dim=2048)
+    criterion = in_float32(DINOLoss(output_dim=2048))
 
     def loss(first: Tensor, second: Tensor) -> Tensor:
         with torch.no_grad():
@@ -153,7 +168,7 @@ def dino(encoder: Encoder, values: Values) -> Peer:
 def swav(encoder: Encoder, values: Values) -> Peer:
     projection = heads.SwaVProjectionHead(encoder.feature_dim, encoder.feature_dim, 128)
     prototypes = heads.SwaVPrototypes(128, 512)
-    criterion = SwaVLoss(temperature=values.temperature or 0.1)
+    criterion = in_float32(SwaVLoss(temperature=values.temperature or 0.1))
 
     def loss(first: Tensor, second: Tensor) -> Tensor:
         prototypes.normalize()
@@ -174,8 +189,9 @@ PEERS: dict[str, Callable[[Encoder, Values], Peer]] = {
 }
 
 
-def build_peer(name: str, encoder: Encoder, values: Values) -> Peer:
+def build_peer(name: str, encoder: Encoder, values: Values, precision: EncoderPrecision = "float32") -> Peer:
     peer = PEERS[name](encoder, values)
+    peer.precision = precision
     parameters = [p for module in peer.trained for p in module.parameters() if p.requires_grad]
     kind = {"sgd": torch.optim.SGD, "muon": Muon}[values.optimizer]
     peer.optimizer = kind(parameters, lr=values.lr, momentum=0.9, weight_decay=values.weight_decay)

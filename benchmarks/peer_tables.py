@@ -99,11 +99,15 @@ def draw(folder: Path, path: Path) -> None:
 
 def costs() -> str:
     """What an epoch takes, and how many epochs of a method take as long as ten of SimCLR."""
-    found = read(RESULTS / "cost.json")
-    seconds = found["seconds_of_an_epoch"]
-    lines = ["| method | CPU seconds of an epoch | epochs in the time of SimCLR's ten |", "|---|---|---|"]
-    lines += [f"| {name} | {value:.1f} | {10 * seconds['SimCLR'] / value:.1f} |" for name, value in seconds.items()]
-    return "\n".join([*lines, "", f"Commit {found['environment']['commit']}."])
+    lines = ["| images | method | CPU seconds of an epoch | epochs in the time of SimCLR's ten |", "|---|---|---|---|"]
+    commits = []
+    for path in sorted(RESULTS.glob("cost_*.json")):
+        found, images = read(path), path.stem.removeprefix("cost_").replace("_", " ")
+        seconds = found["seconds_of_an_epoch"]
+        for name, value in seconds.items():
+            lines.append(f"| {images} | {name} | {value:.1f} | {10 * seconds['SimCLR'] / value:.1f} |")
+        commits.append(found["environment"]["commit"])
+    return "\n".join([*lines, "", f"Commits {', '.join(commits)}."])
 
 
 def speeds() -> str:

@@ -15,12 +15,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import peer_tables
 import torch
-from peer_cells import METHODS, OURS, PRESETS, RESULTS, TUNING, Cell
+from peer_cells import METHODS, OURS, PRESETS, TUNING, Cell
 from peer_methods import build_peer
 from torch import Tensor
 
@@ -42,7 +42,6 @@ from millionway.train.setup import build, resolve
 from millionway.train.step import train_step
 
 CPU = torch.device("cpu")
-COST = RESULTS / "cost.json"
 WARM_UP = 3  # steps that allocate and are not timed
 FEW = 3000  # images in the bank and as queries, along a run
 
@@ -106,7 +105,7 @@ def begin(cell: Cell, dataset: Dataset) -> Run:
         values = cell.peer_values
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(randomness.key_of(cell.seed, "peer") >> 1)
-            peer = build_peer(cell.method, network.encoder, values)
+            peer = build_peer(cell.method, network.encoder, values, cell.precision)
 
         def peer_step(views: Tensor, instance_ids: Tensor, factor: float) -> Tensor:
             return peer.step(*views.chunk(2), values.lr * factor)
@@ -133,6 +132,7 @@ def begin(cell: Cell, dataset: Dataset) -> Run:
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             pairs=method.pairs or 0.0,
+            num_classified=training.batch_size * (method.row_views or config.augmentation.views),
         ).loss
 
     return Run(config, network.encoder, sampler, step, dataset, training.warmup_epochs)
@@ -194,16 +194,20 @@ def cost(cells: dict[str, Cell], data: str, rounds: int) -> dict[str, float]:
     return {name: middle[name] * run.sampler.steps_per_epoch for name, run in runs.items()}
 
 
-def epochs_of(name: str, like: str, epochs: int) -> int:
+def epochs_of(name: str, like: str, epochs: int, at: dict[str, Any]) -> int:
     """As many as take the CPU seconds of `epochs` of another method."""
-    seconds = json.loads(COST.read_text())["seconds_of_an_epoch"]
+    seconds = json.loads(Cell(name, **at).cost.read_text())["seconds_of_an_epoch"]
     return max(1, round(epochs * seconds[like] / seconds[name]))
+
+
+def where(chosen: argparse.Namespace) -> dict[str, Any]:
+    return {"images": chosen.images, "set": chosen.set, "precision": chosen.precision}
 
 
 def comparison(chosen: argparse.Namespace) -> list[Cell]:
     """Equal CPU seconds first, for every seed; then equal views, and SimCLR with as many steps."""
-    at = {"images": chosen.images, "set": chosen.set}
-    equal = {name: epochs_of(name, "SimCLR", chosen.epochs) for name in METHODS}
+    at = where(chosen)
+    equal = {name: epochs_of(name, "SimCLR", chosen.epochs, at) for name in chosen.methods}
     cells = [
         Cell(METHODS[name].method, METHODS[name].values, seed, epochs=equal[name], **at)
         for seed in chosen.seeds
@@ -224,6 +228,7 @@ def main() -> None:
     parser.add_argument("--test-data")
     parser.add_argument("--set", choices=PRESETS, default="cifar10", help="which set --data is")
     parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16", help="of the encoder")
     parser.add_argument("--epochs", type=int, default=10, help="of SimCLR; the others take its CPU seconds")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -235,9 +240,10 @@ def main() -> None:
     if chosen.data is None:
         parser.error("--data says where the images are")
     if chosen.part == "cost":
-        seconds = cost(METHODS, chosen.data, chosen.rounds)
+        cells = {name: replace(METHODS[name], **where(chosen)) for name in chosen.methods}
         environment = json.loads(describe_environment(CPU))
-        COST.write_text(json.dumps({"seconds_of_an_epoch": seconds, "environment": environment}, indent=1) + "\n")
+        found = {"seconds_of_an_epoch": cost(cells, chosen.data, chosen.rounds), "environment": environment}
+        cells["SimCLR"].cost.write_text(json.dumps(found, indent=1) + "\n")
     else:
         cells = TUNING if chosen.part == "tune" else comparison(chosen)
         run_cells(cells, chosen.data, chosen.test_data, with_curves=chosen.part == "run")

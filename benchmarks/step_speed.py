@@ -45,14 +45,15 @@ def ours(data: str, size: int, batch_size: int, **settings: Any) -> Iterator[Non
     dataset = open_dataset(data, num_threads=1)
     config = resolve(config, dataset, CPU, Group.current())
     state, spec = build(config, dataset, CPU, Group.current())
-    sampler, pairs = Sampler(dataset.instance_ids, batch_size, 0), config.classifier.pairs or 0.0
+    sampler, method = Sampler(dataset.instance_ids, batch_size, 0), config.classifier
+    options = {"pairs": method.pairs or 0.0, "num_classified": batch_size * (method.row_views or 1)}
     batches = (
         ([randomness.key_of(0, "view", step, view) for view in range(config.augmentation.views)], sampler.batch(step))
         for step in range(1 << 20)
     )
     for views, ids in view_batches(dataset.store, batches, spec.image_size, CPU, **config.augmentation.of_a_view):
         rates = {"lr": 1e-3, "row_lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4}
-        train_step(state.network, state.classifier, state.optimizer, views, ids, None, alpha=0.0, pairs=pairs, **rates)
+        train_step(state.network, state.classifier, state.optimizer, views, ids, None, alpha=0.0, **options, **rates)
         yield
 
 

@@ -46,7 +46,7 @@ def ids_of(num: int) -> torch.Tensor:
 
 def network_of(cuda: FakeCuda) -> Network:
     encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    network = Network(encoder, build_head("mlp", 8, DIM, 0))  # pyright: ignore[reportArgumentType]
+    network = Network(encoder, build_head("mlp", 8, DIM, 0), "bfloat16")  # pyright: ignore[reportArgumentType]
     return on_fake_cuda(network, cuda)  # pyright: ignore[reportReturnType]
 
 

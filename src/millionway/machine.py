@@ -26,6 +26,14 @@ def choose_device(name: str, number: int = 0) -> torch.device:
     return torch.device(name, number) if name == "cuda" else torch.device(name)
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether it has instructions for products in bfloat16. Without them they are many times slower than in float32."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+
+
 def num_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -31,7 +31,7 @@ def measure(asked: Bench) -> dict[str, float]:
     device, num_threads = prepare("auto", asked.threads)
     dataset, num_images = open_some(asked.data, asked.data_root, NUM_IMAGES, num_threads, track)
     config = with_settings(Pretrain(data=asked.data, out=Path()), image_size=asked.image_size)
-    config = resolve(config, Facts(num_images, dataset.small_side(), device.type != "cpu", num_threads))
+    config = resolve(config, Facts(num_images, dataset.small_side(), device.type != "cpu", num_cores=num_threads))
     views, size = partial(_views, dataset, device, config), config.images.image_size
     assert size is not None
     speeds = {}

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from millionway.model.encoder import Encoder
+from millionway.settings.pretrain import EncoderPrecision
 
 
 class Network(nn.Module):
@@ -14,10 +15,11 @@ class Network(nn.Module):
     encoder: Encoder
     head: nn.Module
 
-    def __init__(self, encoder: Encoder, head: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, head: nn.Module, precision: EncoderPrecision = "float32") -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
+        self.precision = precision
         self.encoder_rests = False
         self.fixed_bn: tuple[nn.Module, ...] = ()
 
@@ -46,7 +48,7 @@ class Network(nn.Module):
         return self
 
     def forward(self, views: Float[Tensor, "views 3 size size"]) -> Float[Tensor, "views dim"]:
-        """bfloat16 on CUDA; BN and the sums inside stay in float32 there. float32 elsewhere."""
-        with torch.autocast(views.device.type, dtype=torch.bfloat16, enabled=views.device.type == "cuda"):
+        """In bfloat16 statistics of BN and the sums inside of products stay float32."""
+        with torch.autocast(views.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
             embeddings = self.head(self.encoder(views))
         return embeddings.float()

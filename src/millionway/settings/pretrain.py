@@ -30,6 +30,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Storage = Literal["float32", "bfloat16"]
 Kernel = Literal["auto", "torch", "triton"]
 Precision = Literal["float32", "tf32", "bfloat16"]
+EncoderPrecision = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Duplicates = Literal["report", "keep", "merge"]
 
@@ -80,6 +81,9 @@ class Model:
     """narrow-resnet, torchvision/NAME, timm/NAME or just NAME; by default resnet50, without a GPU narrow-resnet"""
     stem: Literal["auto", "standard", "small"] = "auto"
     """first layers of a ResNet: small keeps the resolution; auto takes it for images up to 64 px"""
+    encoder_precision: Chosen[EncoderPrecision] = None
+    """what encoder and head compute in while they learn; weights and what moves them are float32; by default bfloat16
+    where the device has instructions for it, but on CPUs not with --sync-bn"""
     head: Chosen[Literal["mlp", "linear", "none"]] = None
     """from feature to embedding: Linear-BN-ReLU-Linear, one Linear, or nothing; by default linear, or mlp for very many
     images"""
@@ -107,6 +111,9 @@ class Classifier:
     pairs: Chosen[NotNegative[float]] = None
     """weight of a second loss, in which two views of an image find each other among the views of the batch, as in
     SimCLR; 0 turns it off; by default 3, or 0 with one view or for very many images"""
+    row_views: Chosen[Positive[int]] = None
+    """how many of an image's views are told from all other images; the others only find each other; by default all,
+    or one with --pairs"""
     classes_per_step: Chosen[Positive[int] | Literal["full"]] = None
     """compare with this many sampled classes beside the batch's own (for the ablation); full, the default, is all"""
     storage: Storage = "float32"

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.pretrain import EncoderPrecision, Pretrain, with_settings
 
 MANY_IMAGES = 250_000
 """From so many on a run takes the paper's values, which are for 1.28 million. Below it takes those that were best with
@@ -31,6 +31,8 @@ class Facts:
     image_side: int | None = None
     """that of all images, if they are small and alike"""
     has_gpu: bool = False
+    has_bfloat16: bool = False
+    """whether the device has instructions for it"""
     num_cores: int = 1
     num_ranks: int = 1
 
@@ -140,6 +142,11 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         pairs = scale.pairs if views > 1 else 0.0
     if pairs and views < 2:
         raise ValueError(f"--pairs {pairs:g} compares views of the same image, and --views is {views}; use --views 2")
+    row_views = config.classifier.row_views or (1 if pairs else views)
+    if row_views > views:
+        raise ValueError(f"--row-views {row_views} is more than an image has, --views {views}")
+    if row_views < views and not pairs:
+        raise ValueError(f"--row-views {row_views} leaves views out that nothing learns from; use --views {row_views}")
     smoothing = config.classifier.smoothing
     if smoothing is None:  # who gives K wants it
         smoothing = 0.0 if sampled else PAPER.smoothing if config.classifier.hardest else scale.smoothing
@@ -168,6 +175,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         given_share=given_share,
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
+        encoder_precision=config.model.encoder_precision or _encoder_precision(config, facts),
         stem=choose_stem(encoder, config.model.stem, image_size),
         image_size=image_size,
         head=config.model.head or scale.head,
@@ -175,11 +183,17 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         row_norm=config.classifier.row_norm or scale.row_norm,
         row_lr=config.classifier.row_lr or row_lr,
         pairs=pairs,
+        row_views=row_views,
         smoothing=smoothing,
         hardest=hardest if smoothing and not sampled else 0,
         threads=config.running.threads or facts.num_cores,
         eval_every=config.running.eval_every or max(1, math.ceil(training.epochs / 10)),
     )
+
+
+def _encoder_precision(config: Pretrain, facts: Facts) -> EncoderPrecision:
+    """Whoever asks for BN over all processes of CPUs wants numbers that do not depend on how many there are."""
+    return "bfloat16" if facts.has_bfloat16 and (facts.has_gpu or not config.training.sync_bn) else "float32"
 
 
 def _batch_size(config: Pretrain, facts: Facts) -> int:

@@ -44,7 +44,10 @@ def run_settings(run: Path) -> Pretrain:
         "Put the file back as it was, for the run cannot go on without it. A new run can start from the encoder: "
         f"--init-from {run / 'encoder.safetensors'}"
     )
-    return _read(run / CONFIG, remedy)
+    config = _read(run / CONFIG, remedy)
+    if config.model.encoder_precision is None:  # it began before this could be chosen
+        config = with_settings(config, encoder_precision="float32")
+    return config
 
 
 def _settings_to_resume(run: Path) -> Pretrain:

@@ -82,7 +82,9 @@ def study(asked: Study) -> Path:
 def _setting(config: Pretrain, num_images: int, epochs: tuple[int, ...], device: torch.device) -> Setting:
     own = config.classifier.prior
     prior = Setting.prior if own == "random" else own
-    batch_size = resolve(config, Facts(num_images, None, device.type != "cpu", num_cores())).training.batch_size
+    batch_size = resolve(
+        config, Facts(num_images, None, device.type != "cpu", num_cores=num_cores())
+    ).training.batch_size
     assert batch_size is not None
     return Setting(num_images, epochs, prior, batch_size)
 
@@ -118,7 +120,7 @@ def _check(name: str, config: Pretrain, cells: list[Cell], source: Source, devic
         with_cell = settings.with_settings(config, **cell.settings)
         settings.check(with_cell)
         try:
-            resolve(with_cell, Facts(len(source), None, device.type != "cpu", num_cores()))
+            resolve(with_cell, Facts(len(source), None, device.type != "cpu", num_cores=num_cores()))
         except ValueError as error:
             raise ValueError(f"study {name}, {cell.name or 'all'}: {error}") from None
 

@@ -104,7 +104,7 @@ class Bound:
 
 def work_of(question: "Question", network_bytes: float) -> Work:
     """network_bytes: what a device sends in a step."""
-    batch, dim = question.views * question.batch_size, question.dim
+    batch, dim = question.row_views * question.batch_size, question.dim
     own = local_range(question.instances, 0, question.devices)[1]
     stored = own * dim * (2 if question.storage == "bfloat16" else FLOAT)
     lengths = own * FLOAT

@@ -284,6 +284,7 @@ class Loop:
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             pairs=method.pairs,
+            num_classified=len(instance_ids) // self.num_views * (method.row_views or self.num_views),
             with_num_ahead=self._is_logged(state.step + 1),
             views_at_once=training.micro_batch and training.micro_batch * self.num_views,
             clock=self.clock,

@@ -219,6 +219,7 @@ def _steps(question: Question, dataset: Dataset, device: torch.device) -> Genera
                 state.hardest,
                 alpha=config.classifier.smoothing or 0.0,
                 pairs=config.classifier.pairs or 0.0,
+                num_classified=len(instance_ids) // question.views * question.row_views,
                 lr=LR,
                 row_lr=LR,
                 momentum=config.training.momentum,

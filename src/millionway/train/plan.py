@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from millionway.machine import has_bfloat16
 from millionway.model import threads
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder, full_name
@@ -19,7 +20,7 @@ from millionway.model.network import Network
 from millionway.model.rows import NUM_RUNS, rows_per_block
 from millionway.parallel.layout import local_range
 from millionway.settings.plan import Plan
-from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.pretrain import EncoderPrecision, Pretrain, with_settings
 from millionway.settings.resolve import Facts, resolve
 from millionway.train import limits
 
@@ -74,7 +75,8 @@ class Question:
             **{name: getattr(asked, name) for name in names},
             encoder=None if asked.encoder is None else full_name(asked.encoder),
         )
-        facts = Facts(instances, image_side, device != "cpu", threads, asked.devices)
+        bfloat16 = device == "cuda" or has_bfloat16(torch.device(device))  # of a GPU that is not here
+        facts = Facts(instances, image_side, device != "cpu", bfloat16, threads, asked.devices)
         return Question(instances, resolve(config, facts), asked.devices, device, asked.device_memory)
 
     @property
@@ -85,6 +87,10 @@ class Question:
     @property
     def views(self) -> int:
         return self.config.augmentation.views
+
+    @property
+    def row_views(self) -> int:
+        return self.config.classifier.row_views or self.views
 
     @property
     def storage(self) -> str:
@@ -190,16 +196,16 @@ def _description(question: Question) -> tuple[EncoderSpec, str, int]:
     return spec, model.head, question.dim
 
 
-def _build(spec: EncoderSpec, head: str, dim: int) -> Network:
+def _build(spec: EncoderSpec, head: str, dim: int, precision: EncoderPrecision = "float32") -> Network:
     encoder = build_encoder(spec, 0)
-    return Network(encoder, build_head(head, encoder.feature_dim, dim, 0))
+    return Network(encoder, build_head(head, encoder.feature_dim, dim, 0), precision)
 
 
 def _encoder_memory(question: Question) -> dict[str, int]:
     network = facts_of(question)
     views = question.views * question.batch_size // question.devices
     at_once = min(views, (question.config.training.micro_batch or views) * question.views)
-    half = 2 if question.device == "cuda" else 1  # autocast keeps bfloat16
+    half = 2 if question.config.model.encoder_precision == "bfloat16" else 1  # that is what is kept then
     pixels = 3 * question.image_size**2 * FLOAT
     return {
         "encoder: weights, gradients, momentum": 3 * network.num_parameters * FLOAT,
@@ -229,7 +235,7 @@ def _kept_for_backward(network: nn.Module, images: torch.Tensor) -> tuple[int, i
 
 def _hybrid_rows(question: Question, instances: int, beside: int) -> dict[str, int]:
     """What the rows of a device take, and a step with them. beside: what the encoder takes during a step."""
-    batch, dim, k = question.views * question.batch_size, question.dim, question.hardest
+    batch, dim, k = question.row_views * question.batch_size, question.dim, question.hardest
     own = local_range(instances, 0, question.devices)[1]
     stored = own * dim * getattr(torch, question.storage).itemsize
     device = torch.device(question.device)
@@ -258,7 +264,7 @@ def _hybrid_rows(question: Question, instances: int, beside: int) -> dict[str, i
 
 def _replicated_rows(question: Question, instances: int) -> dict[str, int]:
     """By autograd: also unit rows, and a gradient of everything; and DDP's buckets."""
-    batch = question.views * question.batch_size // question.devices
+    batch = question.row_views * question.batch_size // question.devices
     rows = instances * question.dim * FLOAT
     return {
         "rows": rows,
@@ -277,7 +283,7 @@ def _around(devices: int, num_bytes: int) -> int:
 
 
 def _hybrid_words(question: Question, network: dict[str, int]) -> dict[str, int]:
-    batch, devices = question.views * question.batch_size, question.devices
+    batch, devices = question.row_views * question.batch_size, question.devices
     gradients = network["encoder: weights, gradients, momentum"] // 3
     return {
         "embeddings and ids (all_gather)": _around(devices, batch * (question.dim * FLOAT + 8)),
@@ -313,7 +319,7 @@ def _largest(question: Question, beside: int, rows: Callable[[Question, int], di
 def _measure(question: Question) -> dict[str, float]:
     """Steps of a small part on this device, scaled to the whole. What the devices tell each other is not counted."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch = question.views * question.batch_size
+    batch = question.row_views * question.batch_size
     own = local_range(question.instances, 0, question.devices)[1]
     some_rows = min(own, 64 * rows_per_block(batch, device), 1 << 17)
     classifier = InstanceClassifier(some_rows, question.dim, keep_bytes=0, device=device)
@@ -323,7 +329,7 @@ def _measure(question: Question) -> dict[str, float]:
         classifier(x.clone().requires_grad_(), ids).backward()
         classifier.update(0.0)
 
-    network = _build(*_description(question)).to(device)
+    network = _build(*_description(question), question.config.model.encoder_precision or "float32").to(device)
     views = question.views * question.batch_size // question.devices
     some_views = min(views, 16 if device.type == "cpu" else 128)
     images = torch.zeros(some_views, 3, question.image_size, question.image_size, device=device)

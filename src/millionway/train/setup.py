@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -13,14 +13,14 @@ from millionway.data.kinds.choose import has_test_split, is_named, open_source
 from millionway.data.kinds.remote import is_remote
 from millionway.data.source import Source
 from millionway.evaluation.features import no_labels
-from millionway.machine import describe_environment, num_cores, num_local_ranks
+from millionway.machine import describe_environment, has_bfloat16, num_cores, num_local_ranks
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
 from millionway.model.foreign_weights import IMAGENET
 from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.model.row_store import FileStore
-from millionway.parallel.collectives import all_gather_object
+from millionway.parallel.collectives import all_gather_object, any_rank
 from millionway.parallel.group import Group
 from millionway.parallel.sync_bn import synchronize
 from millionway.run_folder import ENVIRONMENT
@@ -99,7 +99,8 @@ def build(
     if taken:
         log.info("%s", taken)
     head = build_head(model.head, encoder.feature_dim, model.dim, seed)
-    network = Network(encoder, head).to(device)
+    assert model.encoder_precision
+    network = Network(encoder, head, model.encoder_precision).to(device)
     if config.training.sync_bn:
         synchronize(network, group, device)
     if config.training.bn == "fixed":
@@ -209,7 +210,8 @@ def check_test_data(config: Pretrain, source: Source) -> None:
 def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Group) -> Pretrain:
     """Every setting has a value."""
     facts = _facts(len(dataset.instance_ids), dataset.small_side(), device, group)
-    return with_absolute_paths(rules.resolve(config, facts))
+    everywhere = not any_rank(group, not has_bfloat16(device))
+    return with_absolute_paths(rules.resolve(config, replace(facts, has_bfloat16=everywhere)))
 
 
 def with_absolute_paths(config: Pretrain) -> Pretrain:
@@ -220,7 +222,9 @@ def with_absolute_paths(config: Pretrain) -> Pretrain:
 
 
 def _facts(num_images: int, image_side: int | None, device: torch.device, group: Group) -> rules.Facts:
-    return rules.Facts(num_images, image_side, device.type != "cpu", own_cores(), group.size)
+    return rules.Facts(
+        num_images, image_side, has_gpu=device.type != "cpu", num_cores=own_cores(), num_ranks=group.size
+    )
 
 
 def _absolute_data(data: str | None) -> str | None:

@@ -34,6 +34,7 @@ def train_step(
     momentum: float,
     weight_decay: float,
     pairs: float = 0.0,
+    num_classified: int | None = None,
     with_num_ahead: bool = False,
     views_at_once: int | None = None,
     clock: Clock | None = None,
@@ -42,6 +43,7 @@ def train_step(
 
     The views of an image are rows of the batch with the same class. `hardest` and `alpha` smooth the labels. pairs:
     weight of the second loss, in which these views find each other; the loss that is returned is without it.
+    num_classified: how many of the views, the first ones, are told from all instances; by default all.
     views_at_once: encode that many at a time, twice, to save memory. clock: books the time of each part.
 
     What the ranks tell each other in a step: all_gather of the embeddings with their ids; with smoothing, all_reduce of
@@ -56,11 +58,12 @@ def train_step(
         embeddings = network(views) if len(parts) == 1 else _encode(network, parts)
     embeddings.requires_grad_()
     lap("encoder")
-    loss = total = classifier(embeddings, instance_ids, hardest, alpha)
+    classified, classes = embeddings[:num_classified], instance_ids[:num_classified]
+    loss = total = classifier(classified, classes, hardest, alpha)
     if pairs:
         total = loss + pairs * pair_loss(embeddings, instance_ids, classifier.temperature, classifier.group)
     lap("classifier")
-    num_ahead = classifier.num_ahead(embeddings, instance_ids) if with_num_ahead else None
+    num_ahead = classifier.num_ahead(classified, classes) if with_num_ahead else None
     lap("logging")
 
     for parameters in optimizer.param_groups:
