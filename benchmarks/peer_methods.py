@@ -6,6 +6,7 @@ A method is one function, encoder -> Peer; `step` is the same for all of them.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from lightly.loss import BarlowTwinsLoss, DINOLoss, NegativeCosineSimilarity, NTXentLoss, SwaVLoss
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from millionway.model.encoder import Encoder
 from millionway.settings.pretrain import EncoderPrecision
-from millionway.train.muon import Muon
+from millionway.train.setup import build_optimizer
 
 TEACHER_MOMENTUM = 0.99
 
@@ -25,7 +26,7 @@ class Values:
     """What can be tuned. The defaults are lightly's; a temperature of None is the method's own."""
 
     lr: float = 0.06
-    optimizer: str = "sgd"
+    optimizer: Literal["sgd", "muon"] = "sgd"
     """or muon, as ours has it"""
     batch_size: int = 128
     """images; each gives two views"""
@@ -193,6 +194,5 @@ def build_peer(name: str, encoder: Encoder, values: Values, precision: EncoderPr
     peer = PEERS[name](encoder, values)
     peer.precision = precision
     parameters = [p for module in peer.trained for p in module.parameters() if p.requires_grad]
-    kind = {"sgd": torch.optim.SGD, "muon": Muon}[values.optimizer]
-    peer.optimizer = kind(parameters, lr=values.lr, momentum=0.9, weight_decay=values.weight_decay)
+    peer.optimizer = build_optimizer(values.optimizer, parameters, values.lr, 0.9, values.weight_decay, precision)
     return peer

@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from millionway.model.products import computed_in
+
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
 COPIES = (aten._to_copy.default, aten.copy_.default)
@@ -102,6 +104,8 @@ class FakeCuda(TorchDispatchMode):
 
 @contextmanager
 def fake_cuda() -> Iterator[FakeCuda]:
+    with computed_in("float32"):  # tries real products, once
+        pass
     with ExitStack() as stack:
         stack.enter_context(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
         stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))

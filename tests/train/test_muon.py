@@ -22,6 +22,14 @@ def test_small_singular_values_count_as_much_as_large_ones() -> None:
     assert torch.equal(orthogonalized(torch.zeros(3, 4)), torch.zeros(3, 4))
 
 
+@pytest.mark.parametrize("shape", [(5, 5), (40, 300), (300, 40)])
+def test_in_bfloat16_the_direction_is_nearly_the_same(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    exact, found = orthogonalized(matrix), orthogonalized(matrix, torch.bfloat16)
+    assert found.dtype == torch.float32 and not torch.equal(found, exact)
+    assert (found - exact).norm() < 0.05 * exact.norm()
+
+
 def test_a_step_of_a_convolution_and_of_a_vector() -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 4, 2).double()

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from millionway.model import threads
 from millionway.model.best import Best, product, reaching
+from millionway.model.products import computed_in
 
 QUERIES_AT_ONCE = 512
 OTHERS_AT_ONCE = 2048  # with the queries 4 MiB of products, which stay in a core's cache
@@ -18,7 +19,8 @@ def nearest(
     """(products, places of the others), the largest first; of equal ones any. k is at most the number of others."""
     plain = others.device.type != "cpu" or len(others) < 2 * OTHERS_AT_ONCE or 4 * k > OTHERS_AT_ONCE
     search = _running_top_k if plain else _by_bounds
-    parts = threads.on_each(lambda part: search(part, others, k), queries.split(QUERIES_AT_ONCE), others.device)
+    with computed_in("float32"):
+        parts = threads.on_each(lambda part: search(part, others, k), queries.split(QUERIES_AT_ONCE), others.device)
     scores, places = (torch.cat(each) for each in zip(*parts))
     return scores, places
 

@@ -4,8 +4,10 @@ import json
 import logging
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from millionway.console import track
 from millionway.data.dataset import Dataset, open_dataset
@@ -28,7 +30,7 @@ from millionway.seals import write_json
 from millionway.settings import pretrain as settings
 from millionway.settings import resolve as rules
 from millionway.settings.checks import flag
-from millionway.settings.pretrain import Pretrain
+from millionway.settings.pretrain import EncoderPrecision, Pretrain
 from millionway.settings.stored import run_settings, write_settings
 from millionway.train.first_weights import take_weights
 from millionway.train.muon import Muon
@@ -123,22 +125,36 @@ def build(
     if num_instances is None:
         classifier.alive.copy_(torch.from_numpy(dataset.manifest.readable)[slice(*classifier.local_range)])
     assert config.training.optimizer is not None
-    kind = {"sgd": torch.optim.SGD, "muon": Muon}[config.training.optimizer]
     learned = [
         {"params": list(network.encoder.parameters()), "multiple": config.training.encoder_lr or 1.0},
         {"params": list(head.parameters())},
     ]
-    optimizer = kind(
+    optimizer = build_optimizer(
+        config.training.optimizer,
         [each for each in learned if each["params"]],
-        lr=config.training.lr,
-        momentum=config.training.momentum,
-        weight_decay=config.training.weight_decay,
+        config.training.lr,
+        config.training.momentum,
+        config.training.weight_decay,
+        model.encoder_precision,
     )
     hardest = None
     if config.classifier.hardest:
         shape = (len(classifier.weight), config.classifier.hardest)
         hardest = torch.zeros(shape, dtype=torch.int32, device=device)
     return State(network, optimizer, classifier, hardest, step=0), encoder.spec
+
+
+def build_optimizer(
+    name: Literal["sgd", "muon"],
+    learned: ParamsT,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    precision: EncoderPrecision,
+) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(learned, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    return Muon(learned, lr, momentum, weight_decay, torch.bfloat16 if precision == "bfloat16" else None)
 
 
 def _new_encoder(config: Pretrain) -> tuple[Encoder, str]:
