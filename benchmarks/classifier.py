@@ -7,9 +7,11 @@
     python benchmarks/classifier.py table      # rewrite the table in docs/experiments.md from the results
 
 Sides, alternating in one run, all on the same rows and batch:
-  bound          the three matrix products, blocked as ours, and nothing else
+  bound          the three matrix products as torch computes them, blocked as ours, and nothing else
+  own bound      the same products as ours computes them (`model/products.py`)
   ours, keeping  smoothed labels (K = 100, alpha = 0.2), exponentials kept: loss, embedding gradient, update of the rows
   ours, again    the same, exponentials computed again
+  ours, bfloat16 the same as again, rows and momentum stored in bfloat16
   plain PyTorch  normalize, matmul, / tau, cross_entropy, autograd, torch.optim.SGD; labels not smoothed
   plain, folded  the same with 1 / tau multiplied into the embeddings, which spares two passes over the logits
   linear_cross_entropy   torch's, with the best chunk of a few tried, and torch.optim.SGD; labels not smoothed
@@ -36,6 +38,7 @@ from millionway.machine import describe_environment
 from millionway.model import threads
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.hardest import top_k
+from millionway.model.products import computed_in
 from millionway.model.rows import Block, Rows, rows_per_block
 
 RESULTS = Path(__file__).parent / "results"
@@ -62,8 +65,8 @@ def table_of(num: int, start: int = 0, stop: int | None = None) -> torch.Tensor:
     return table
 
 
-def ours(num: int, keep_bytes: int, table: torch.Tensor) -> Callable[[], None]:
-    classifier = InstanceClassifier(num, DIM, TAU, keep_bytes=keep_bytes)
+def ours(num: int, keep_bytes: int, table: torch.Tensor, storage: torch.dtype = torch.float32) -> Callable[[], None]:
+    classifier = InstanceClassifier(num, DIM, TAU, storage=storage, keep_bytes=keep_bytes)
     x, ids = batch_of(num)
 
     def step() -> None:
@@ -74,7 +77,8 @@ def ours(num: int, keep_bytes: int, table: torch.Tensor) -> Callable[[], None]:
     return step
 
 
-def bound(num: int) -> Callable[[], None]:
+def bounds(num: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """(bound, own bound), on the same rows"""
     x = F.normalize(batch_of(num)[0])
     block = rows_per_block(BATCH, x.device)
     weight = F.normalize(torch.randn(num, DIM))
@@ -96,7 +100,11 @@ def bound(num: int) -> Callable[[], None]:
         threads.on_each(first, rows.runs(), x.device)
         threads.on_each(second, rows.runs(), x.device)
 
-    return step
+    def own() -> None:
+        with computed_in("float32"):
+            step()
+
+    return step, own
 
 
 class Autograd:
@@ -130,10 +138,13 @@ def steps_at(num: int, repeats: int) -> dict:
     tried = alternate({str(chunk): partial(few.fused, chunk) for chunk in (64, 128, 256, 512)}, 2)
     best_chunk = int(min(tried, key=lambda chunk: min(tried[chunk])))
     torchs = Autograd(num)
+    plain_bound, own_bound = bounds(num)
     sides = {
-        "bound": bound(num),
+        "bound": plain_bound,
+        "own bound": own_bound,
         "ours, keeping": ours(num, 1 << 40, table),
         "ours, again": ours(num, 0, table),
+        "ours, bfloat16": ours(num, 0, table, torch.bfloat16),
         "plain PyTorch": torchs.plain,
         "plain, folded": torchs.folded,
         "linear_cross_entropy": partial(torchs.fused, best_chunk),
@@ -146,6 +157,9 @@ def steps_at(num: int, repeats: int) -> dict:
         "seconds": seconds,
         "keeping / bound": median["ours, keeping"] / median["bound"],
         "again / bound": median["ours, again"] / median["bound"],
+        "keeping / own bound": median["ours, keeping"] / median["own bound"],
+        "again / own bound": median["ours, again"] / median["own bound"],
+        "bfloat16 / again": median["ours, bfloat16"] / median["ours, again"],
         "plain / keeping": median["plain PyTorch"] / median["ours, keeping"],
         "plain / again": median["plain PyTorch"] / median["ours, again"],
         "plain, folded / keeping": median["plain, folded"] / median["ours, keeping"],

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from classifier import BATCH, DIM, RESULTS, K, batch_of, memory_status, plain, table_of  # beside this file
+from classifier import BATCH, DIM, RESULTS, Autograd, K, batch_of, memory_status, table_of  # beside this file
 from presets import write_between_marks
 from timing import alternate
 
@@ -50,7 +50,7 @@ def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_st
     """Seconds of each step and the peak of resident memory, from the start of the process; what a file took."""
     store = None
     if is_plain:
-        step = plain(num)
+        step = Autograd(num).plain
     else:
         classifier = InstanceClassifier(num, DIM, storage=storage, keep_bytes=0, rows_in=rows_in)
         store = classifier.store
@@ -62,19 +62,21 @@ def steps(num: int, storage: torch.dtype, smoothed: bool, is_plain: bool, num_st
             classifier(leaf, ids, table, 0.2 if smoothed else 0.0).backward()
             classifier.update(0.01)
 
-    seconds, streamed = [], []
+    seconds, cpu_seconds, streamed = [], [], []
     for _ in range(num_steps):
         if isinstance(store, FileStore):
             store.num_bytes, store.seconds_waited = {"read": 0, "written": 0}, 0.0
         started, cpu = time.perf_counter(), time.process_time()
         step()
         seconds.append(time.perf_counter() - started)
+        cpu_seconds.append(time.process_time() - cpu)
         if isinstance(store, FileStore):
             waited = store.seconds_waited / torch.get_num_threads() / seconds[-1]
-            used = {"cpu_seconds": time.process_time() - cpu, "waited": waited}
+            used = {"cpu_seconds": cpu_seconds[-1], "waited": waited}
             streamed.append({**{f"{name}_bytes": value for name, value in store.num_bytes.items()}, **used})
             print(f"a step: {seconds[-1]:.0f} s, {streamed[-1]}", file=sys.stderr, flush=True)
-    result = {"num_instances": num, "seconds": seconds, "peak_rss_bytes": memory_status("VmHWM")}
+    result = {"num_instances": num, "seconds": seconds, "cpu_seconds": cpu_seconds}
+    result["peak_rss_bytes"] = memory_status("VmHWM")
     return result if store is None else {**result, "streamed": streamed}
 
 
@@ -234,6 +236,7 @@ def table() -> str:
             rows += f"{last['waited']:.1%} of the time waiting for it"
         seconds = ", ".join(f"{value:.0f}" for value in result["seconds"])
         lines.append(f"| {result['num_instances']:,} | {rows} | {result['peak_rss_bytes'] / GIB:.1f} | {seconds} |")
+    lines += ["", per_row()]
     for path in sorted(RESULTS.glob("max_classes_file_*.json")):
         result = json.loads(path.read_text())
         what = f"a step on {result['num_instances']:,} rows in a file whose pages are in memory takes"
@@ -250,6 +253,24 @@ def table() -> str:
             f"With {what}, a step of 64 views reads and writes at {used:.2f} of the speed of `dd` on the same disk.",
         ]
     return "\n".join(lines)
+
+
+def per_row() -> str:
+    """The same bytes in memory as twice as many rows."""
+    few, many = (
+        json.loads((RESULTS / f"max_classes_step_{name}.json").read_text())
+        for name in ("14200000_float32", "30000000_bfloat16")
+    )
+    times = many["num_instances"] / few["num_instances"]
+    ratios = [
+        f"{statistics.median(many[what]) / statistics.median(few[what]) / times:.2f}"
+        for what in ("seconds", "cpu_seconds")
+    ]
+    return (
+        f"A row of {many['num_instances']:,} in {many['storage']} takes {' (seconds) and '.join(ratios)} (CPU seconds) "
+        f"times as long as one of {few['num_instances']:,} in {few['storage']}; commits "
+        f"{few['environment']['commit']} and {many['environment']['commit']}."
+    )
 
 
 def main() -> None:
