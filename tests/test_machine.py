@@ -80,3 +80,22 @@ def test_the_ranks_of_a_machine_share_its_memory(system: Path, monkeypatch: pyte
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert machine.num_local_ranks() == 8
     assert default_keep_bytes(torch.device("cpu")) == 10 * GIB // 8
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [({"avx512_bf16": True}, True), ({"amx_bf16": True}, True), ({}, False)]
+)
+def test_a_processor_says_what_it_has_instructions_for(
+    monkeypatch: pytest.MonkeyPatch, known: dict, expected: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    assert machine.has_bfloat16(torch.device("cpu")) is expected
+    assert not machine.has_bfloat16(torch.device("mps"))
+
+
+@pytest.mark.parametrize(("generation", "expected"), [((7, 0), False), ((8, 0), True), ((9, 0), True)])
+def test_a_gpu_has_bfloat16_from_a100_on(
+    monkeypatch: pytest.MonkeyPatch, generation: tuple[int, int], expected: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
+    assert machine.has_bfloat16(torch.device("cuda")) is expected

@@ -7,6 +7,7 @@ import torchvision
 from millionway.model.encoder import EncoderSpec, build_encoder, full_name
 from millionway.model.encoder_file import load_encoder, save_encoder
 from millionway.model.head import build_head
+from millionway.model.network import Network
 from millionway.settings.resolve import choose_stem
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -97,3 +98,19 @@ def test_a_file_that_is_not_an_encoder_is_refused(tmp_path) -> None:
 @pytest.mark.parametrize(("kind", "dim"), [("mlp", 128), ("linear", 128), ("none", 256)])
 def test_heads(kind: str, dim: int) -> None:
     assert build_head(kind, 256, 128)(torch.randn(4, 256)).shape == (4, dim)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_weights_gradients_and_statistics_are_float32_whatever_a_network_computes_in(precision) -> None:
+    views, seen = torch.rand(8, 3, 16, 16), []
+    network = Network(build_encoder(spec("narrow-resnet", "small", 16), 0), build_head("linear", 256, 16, 0), precision)
+    with torch.no_grad():
+        exact = network.head(network.encoder(views))
+    network.encoder.backbone.get_submodule("layer1").register_forward_hook(lambda *parts: seen.append(parts[2].dtype))
+    embeddings = network(views)
+    embeddings.square().sum().backward()
+    assert embeddings.dtype == torch.float32 and seen == [getattr(torch, precision)]
+    assert all(each.grad is not None and each.grad.dtype == torch.float32 for each in network.parameters())
+    assert all(buffer.dtype != torch.bfloat16 for buffer in network.buffers())
+    error = float((embeddings - exact).norm() / exact.norm())
+    assert 1e-4 < error < 0.05 if precision == "bfloat16" else error == 0

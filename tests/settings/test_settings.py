@@ -142,6 +142,30 @@ def test_what_is_given_stays() -> None:
         check(defaults(classes_per_step=100, smoothing=0.2))
 
 
+def test_the_encoder_computes_in_bfloat16_where_the_device_can() -> None:
+    def chosen(facts: Facts, **settings: Any) -> str:
+        return flat(resolve(defaults(**settings), facts))["encoder_precision"]
+
+    cpu, gpu = Facts(1000, has_bfloat16=True), Facts(1000, has_gpu=True, has_bfloat16=True)
+    assert chosen(Facts(1000)) == chosen(Facts(1000, has_gpu=True)) == "float32"
+    assert chosen(cpu) == chosen(gpu) == chosen(gpu, sync_bn=True) == "bfloat16"
+    assert chosen(cpu, sync_bn=True) == chosen(cpu, encoder_precision="float32") == "float32"
+    assert chosen(Facts(1000), encoder_precision="bfloat16", sync_bn=True) == "bfloat16"
+
+
+def test_with_pairs_the_rows_see_one_view() -> None:
+    def chosen(**settings: Any) -> int:
+        return flat(resolve(defaults(**settings), Facts(1000)))["row_views"]
+
+    assert chosen() == chosen(views=1) == chosen(views=4) == 1
+    assert chosen(row_views=2) == chosen(pairs=0) == 2 and chosen(views=4, pairs=0) == 4
+    assert flat(resolve(presets.preset("imagenet1k"), Facts(1_281_167)))["row_views"] == 2
+    with pytest.raises(ValueError, match="--row-views 3 is more than an image has, --views 2"):
+        chosen(row_views=3)
+    with pytest.raises(ValueError, match=r"--row-views 1 leaves views out .* use --views 1"):
+        chosen(row_views=1, pairs=0)
+
+
 def test_data_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         resolve(defaults(), Facts(1))

@@ -74,3 +74,36 @@ def test_dropout_does_the_same_both_times() -> None:
     assert len(seen) == 6
     for first, second in zip(seen[:3], seen[3:]):
         assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("views_at_once", [None, 4])
+def test_the_rows_are_told_of_the_first_views_alone(views_at_once: int | None) -> None:
+    """The others learn from finding each other, and no row hears of them."""
+    torch.manual_seed(1)
+    views, ids = torch.randn(12, 3, 8, 8), torch.arange(6).repeat(2)
+    rates = {"lr": 0.0, "row_lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4}
+    moved = []
+    for num, pairs in ((6, 2.0), (None, 0.0)):
+        model, classifier = Small(bn=False), InstanceClassifier(20, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        some = slice(0, 12 if num else 6)
+        result = train_step(
+            model,
+            classifier,
+            optimizer,
+            views[some],
+            ids[some],
+            None,
+            alpha=0.0,
+            pairs=pairs,
+            num_classified=num,
+            with_num_ahead=True,
+            views_at_once=views_at_once,
+            **rates,
+        )
+        assert result.num_ahead is not None and len(result.num_ahead) == 6
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        moved.append((classifier.weight.clone(), float(result.loss), gradients))
+    (rows, loss, gradients), (expected_rows, expected_loss, plain_gradients) = moved
+    assert torch.allclose(rows, expected_rows, atol=1e-6) and loss == pytest.approx(expected_loss, rel=1e-6)
+    assert any(not torch.allclose(a, b, atol=1e-4) for a, b in zip(gradients, plain_gradients))
