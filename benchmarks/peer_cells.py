@@ -67,8 +67,11 @@ ONE_VIEW = {"views": 1, "warmup_epochs": 1, "optimizer": "sgd", "lr": 0.06, "row
 MUON = {**ONE_VIEW, "optimizer": "muon", "lr": 0.02, "row_lr": 30.0}
 PAIRS = {"views": 2, "warmup_epochs": 1, "optimizer": "muon", "lr": 0.03, "row_lr": 40.0, "pairs": 3.0}
 
+MANY_PAIRS = {**PAIRS, "batch_size": 128, "lr": 0.04, "row_lr": 60.0, "dim": 64}
+
 METHODS: dict[str, Cell] = {
     "ours": Cell(OURS, PAIRS),
+    "ours, many images": Cell(OURS, MANY_PAIRS),
     "ours, one view": Cell(OURS, MUON),
     "ours, one view, SGD": Cell(OURS, ONE_VIEW),
     "SimCLR": Cell("SimCLR", CONTRASTIVE),
@@ -82,12 +85,13 @@ OURS_TRIED: list[dict[str, Any]] = [
     {**PAIRS, "row_views": 2},
     {**PAIRS, "dim": 64},
     {**PAIRS, "batch_size": 128, "row_lr": 80.0},
-    {**PAIRS, "batch_size": 128, "row_lr": 60.0, "lr": 0.04},
+    {**MANY_PAIRS, "dim": 128},
     {**PAIRS, "temperature": 0.15},
     {**PAIRS, "crop_min": 0.2},
     {**PAIRS, "pairs": 1.0},
     {**PAIRS, "lr": 0.045, "row_lr": 27.0},
 ]
+MANY_TRIED = [PAIRS, MANY_PAIRS, {**MANY_PAIRS, "dim": 128}]
 PEERS_TRIED: list[dict[str, Any]] = [
     CONTRASTIVE,
     {**CONTRASTIVE, "batch_size": 32},
@@ -101,4 +105,5 @@ PEERS_TRIED: list[dict[str, Any]] = [
 ]
 TUNING = [Cell(OURS, values, epochs=8, precision="bfloat16") for values in OURS_TRIED]
 TUNING += [Cell("SimCLR", values, epochs=10, precision="bfloat16") for values in PEERS_TRIED]
+TUNING += [Cell(OURS, values, images=50_000, epochs=3, precision="bfloat16") for values in MANY_TRIED]
 TUNING += [Cell("MoCo v2", values, epochs=14, precision="bfloat16") for values in PEERS_TRIED]

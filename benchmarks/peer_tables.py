@@ -65,12 +65,13 @@ def comparison(folder: Path) -> str:
 
 
 def tried(cells: list[Cell]) -> str:
-    lines = ["| method | values | CPU seconds | k-NN | linear |", "|---|---|---|---|---|"]
+    lines = ["| images | method | values | CPU seconds | k-NN | linear |", "|---|---|---|---|---|---|"]
     finished = [(cell, read(cell.result)) for cell in cells if cell.result.exists()]
-    for cell, result in sorted(finished, key=lambda item: (item[0].method, -item[1]["knn_200"])):
+    for cell, result in sorted(finished, key=lambda item: (item[0].images, item[0].method, -item[1]["knn_200"])):
         values = ", ".join(f"{name} {value}" for name, value in cell.values.items()).replace("_", " ")
         scores = " | ".join(f"{100 * result[score]:.1f}" for score in SCORES)
-        lines.append(f"| {cell.method} | {values or 'those of lightly'} | {result['cpu_seconds']:.0f} | {scores} |")
+        head = f"| {cell.images:,} | {cell.method} | {values or 'those of lightly'}"
+        lines.append(f"{head} | {result['cpu_seconds']:.0f} | {scores} |")
     return "\n".join(lines)
 
 

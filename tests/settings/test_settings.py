@@ -115,6 +115,15 @@ def test_rates_follow_the_batch() -> None:
     assert rates(1_000_000) == (0.03, 1.0)
 
 
+def test_many_images_take_larger_batches_and_shorter_rows() -> None:
+    names = ("batch_size", "dim", "lr", "row_lr", "optimizer", "pairs")
+    few, many, very_many = (flat(resolve(defaults(), Facts(num))) for num in (24_999, 25_000, 250_000))
+    assert [few[name] for name in names] == [64, 128, 0.03, 40.0, "muon", 3.0]
+    assert [many[name] for name in names] == [128, 64, 0.04, 60.0, "muon", 3.0]
+    assert [very_many[name] for name in names] == [256, 128, 0.03, 1.0, "sgd", 0.0]
+    assert flat(resolve(presets.preset("cifar10"), Facts(50_000)))["dim"] == 128
+
+
 @pytest.mark.parametrize("num", [1_000_000, 14_200_000])
 def test_very_many_images_take_the_papers_values(num: int) -> None:
     chosen = flat(resolve(defaults(batch_size=4096), Facts(num, has_gpu=True)))

@@ -15,8 +15,8 @@ class Plan:
 
     instances: Chosen[Quantity] = None
     """number of images, for example 1281167 or 14.2M; by default those of --data"""
-    dim: Positive[int] = 128
-    """length of an embedding"""
+    dim: Chosen[Positive[int]] = None
+    """length of an embedding; by default pretrain's"""
     batch_size: Chosen[Positive[int]] = None
     """images per step over all devices; by default pretrain's"""
     devices: Positive[int] = 1

@@ -8,7 +8,7 @@ from millionway.settings.checks import suggest
 from millionway.settings.pretrain import Pretrain, with_settings
 
 PAPER = {"optimizer": "sgd", "head": "mlp", "temperature": 0.15, "smoothing": 0.2, "row_norm": "prior", "row_lr": 1.0}
-PAPER |= {"views": 2, "pairs": 0.0}
+PAPER |= {"views": 2, "pairs": 0.0, "dim": 128}
 """whatever the number of images"""
 
 
@@ -75,7 +75,6 @@ def imagenet1k() -> Pretrain:
         Pretrain(data="imagenet/train", out=Path("runs/imagenet1k")),
         encoder="torchvision/resnet50",
         image_size=224,
-        dim=128,
         prior="running-bn",
         hardest=100,
         **PAPER,

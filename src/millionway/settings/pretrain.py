@@ -41,14 +41,14 @@ class Training:
     """passes over all images, but for the last incomplete batch of each; more of them with --resume extend a finished
     run, whose learning rate rises again (--lr says how far)"""
     batch_size: Chosen[Positive[int]] = None
-    """images per step over all processes; by default 64 (512 with a GPU), 256 for very many images, or an eighth of
-    the images"""
+    """images per step over all processes; by default 64 (512 with a GPU), 128 for many images, 256 for very many, or an
+    eighth of the images"""
     optimizer: Chosen[Literal["sgd", "muon"]] = None
     """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images
     without given weights (--init-from); rows take SGD with both"""
     lr: Chosen[Positive[float]] = None
-    """peak learning rate; by default 0.03, with sgd 0.06; for very many images the paper's 0.48 x batch / 4096; a tenth
-    of that with --init-from"""
+    """peak learning rate; by default 0.03, 0.04 for many images, with sgd 0.06; for very many images the paper's 0.48 x
+    batch / 4096; a tenth of that with --init-from"""
     warmup_epochs: Chosen[NotNegative[int]] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     extended_from: Chosen[str] = None
@@ -87,8 +87,8 @@ class Model:
     head: Chosen[Literal["mlp", "linear", "none"]] = None
     """from feature to embedding: Linear-BN-ReLU-Linear, one Linear, or nothing; by default linear, or mlp for very many
     images"""
-    dim: Positive[int] = 128
-    """length of an embedding (with --head none it is the feature's)"""
+    dim: Chosen[Positive[int]] = None
+    """length of an embedding (with --head none it is the feature's); by default 128, or 64 for many images"""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ class Classifier:
     """length of the first rows, or as the prior gives them (random: as batch-bn would); by default 1, or prior for very
     many images"""
     row_lr: Chosen[Positive[float]] = None
-    """learning rate of the rows as a multiple of the encoder's; by default 40 x batch / 64, a quarter of that with sgd,
-    or 1 for very many images; with --init-from so much more as --lr is lower than usual"""
+    """learning rate of the rows as a multiple of the encoder's; by default 40 x batch / 64, less by as much as --lr is
+    higher for many images, a quarter with sgd, or 1 for very many images; with --init-from so much more as --lr is
+    lower than usual"""
     hardest: Chosen[NotNegative[int]] = None
     """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
     smoothing: Chosen[BelowOne] = None

@@ -2,21 +2,20 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from millionway.settings.pretrain import EncoderPrecision, Pretrain, with_settings
 
-MANY_IMAGES = 250_000
-"""From so many on a run takes the paper's values, which are for 1.28 million. Below it takes those that were best with
-10,000 (docs/experiments.md, small encoders). Nothing was measured between 50,000 and the paper; this is the middle of
-the two, as factors go."""
+MANY_IMAGES, VERY_MANY_IMAGES = 25_000, 250_000
+"""From so many on a run takes the values that were best with 50,000 images, and the paper's, which are for 1.28
+million. Below it takes those that were best with 10,000 (docs/experiments.md). Each is about the middle of the two
+beside it, as factors go; nothing was measured between 50,000 and the paper."""
 BATCH_SIZE_WITH_GPU = 512
 STEPS_PER_EPOCH = 8
 """at least so many, also for few images"""
 PAPER_LR, PAPER_BATCH_SIZE = 0.48, 4096
 SMALL_LR, SMALL_LR_BATCHES = 0.06, (32, 256)  # as good with batches of 32, 64 and 256
-MUON_LR = 0.03
 ROW_RATE = {"sgd": 0.6 / 64, "muon": 1.2 / 64}
 """per image of a batch: the loss is a mean over it, so in a smaller one an image pulls its row harder"""
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
@@ -50,17 +49,21 @@ class Scale:
     optimizer: Literal["sgd", "muon"]
     pairs: float
     head: Literal["mlp", "linear"]
+    dim: int
     temperature: float
     smoothing: float
     row_norm: float | Literal["prior"]
+    muon_lr: float = 0.03
 
 
-PAPER = Scale(256, "sgd", pairs=0.0, head="mlp", temperature=0.15, smoothing=0.2, row_norm="prior")
-SMALL = Scale(64, "muon", pairs=3.0, head="linear", temperature=0.1, smoothing=0.0, row_norm=1.0)
+PAPER = Scale(256, "sgd", pairs=0.0, head="mlp", dim=128, temperature=0.15, smoothing=0.2, row_norm="prior")
+SMALL = Scale(64, "muon", pairs=3.0, head="linear", dim=128, temperature=0.1, smoothing=0.0, row_norm=1.0)
+MANY = replace(SMALL, batch_size=128, dim=64, muon_lr=0.04)
+"""what the rows cost in a step grows with their number, so they are shorter, and there are fewer steps"""
 
 
 def scale_of(num_images: int) -> Scale:
-    return PAPER if num_images >= MANY_IMAGES else SMALL
+    return PAPER if num_images >= VERY_MANY_IMAGES else MANY if num_images >= MANY_IMAGES else SMALL
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def start_of(config: Pretrain) -> Start:
 def default_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
     """For SGD it grows with the batch, in small runs only outside those that were tried. A step of Muon does not."""
     if optimizer == "muon":
-        return MUON_LR
+        return scale.muon_lr
     if scale is PAPER:
         return PAPER_LR * batch_size / PAPER_BATCH_SIZE
     low, high = SMALL_LR_BATCHES
@@ -102,7 +105,7 @@ def default_row_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
     """As a multiple of the encoder's; rows take SGD with both."""
     if scale is PAPER:
         return 1.0
-    return ROW_RATE[optimizer] * batch_size / (MUON_LR if optimizer == "muon" else SMALL_LR)
+    return ROW_RATE[optimizer] * batch_size / (scale.muon_lr if optimizer == "muon" else SMALL_LR)
 
 
 def num_warmup_epochs(epochs: int) -> int:
@@ -179,6 +182,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         stem=choose_stem(encoder, config.model.stem, image_size),
         image_size=image_size,
         head=config.model.head or scale.head,
+        dim=config.model.dim or scale.dim,
         temperature=config.classifier.temperature or scale.temperature,
         row_norm=config.classifier.row_norm or scale.row_norm,
         row_lr=config.classifier.row_lr or row_lr,

@@ -107,6 +107,7 @@ class Question:
 
     @property
     def dim(self) -> int:
+        assert self.config.model.dim
         return self.config.model.dim
 
 

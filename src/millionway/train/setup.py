@@ -96,7 +96,7 @@ def build(
     num_instances: of a classifier from before the images changed; then it is only read.
     """
     model, seed = config.model, config.training.seed
-    assert config.training.lr and model.head and config.classifier.temperature
+    assert config.training.lr and model.head and model.dim and config.classifier.temperature
     encoder, taken = _new_encoder(config)
     if taken:
         log.info("%s", taken)
