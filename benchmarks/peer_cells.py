@@ -85,13 +85,13 @@ OURS_TRIED: list[dict[str, Any]] = [
     {**PAIRS, "row_views": 2},
     {**PAIRS, "dim": 64},
     {**PAIRS, "batch_size": 128, "row_lr": 80.0},
-    {**MANY_PAIRS, "dim": 128},
+    {**PAIRS, "batch_size": 128, "row_lr": 60.0, "lr": 0.04},
     {**PAIRS, "temperature": 0.15},
     {**PAIRS, "crop_min": 0.2},
     {**PAIRS, "pairs": 1.0},
     {**PAIRS, "lr": 0.045, "row_lr": 27.0},
 ]
-MANY_TRIED = [PAIRS, MANY_PAIRS, {**MANY_PAIRS, "dim": 128}]
+MANY_TRIED = [{**PAIRS, "batch_size": 64, "dim": 128}, MANY_PAIRS, {**MANY_PAIRS, "dim": 128}]
 PEERS_TRIED: list[dict[str, Any]] = [
     CONTRASTIVE,
     {**CONTRASTIVE, "batch_size": 32},
