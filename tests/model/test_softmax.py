@@ -13,7 +13,9 @@ def test_bfloat16_rows_keep_small_updates_on_average() -> None:
     for step in range(64):
         rows.velocity.fill_(-update)
         move = softmax.Move(lr=1.0, momentum=1.0, weight_decay=0.0, key=1000 * step)
-        move(rows.blocks()[0], torch.zeros(400, 64), torch.empty(400, 64))
+        room = softmax.Room.of(rows, torch.float32, move.key)
+        room.gradient.zero_()
+        move(rows.blocks()[0], room)
         plain = (plain.float() + update).to(torch.bfloat16)
     expected = value + 64 * update
     assert float(plain.float().mean()) == value

@@ -32,6 +32,7 @@ LOG2_E = 1 / math.log(2)  # goes into X^: 2^s is computed in half the time of e^
 NO_SHIFT_ABOVE = 0.05
 TARGET_ROWS_AT_ONCE = 1 << 14  # rows of targets gathered at a time
 NOISE_MIX = (0x2C1B3C6D, 0x297A2D39)
+NOISE_ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass
@@ -74,6 +75,60 @@ class Pairs:
         return here, self.entries[here]
 
 
+class Noise:
+    """Random bits for rows and momentum that are rounded at random, as [rows, 1] and [1, dim], which are mixed later.
+
+    Those of many rows are drawn at a time: to draw is a dozen operations, however few the rows.
+    """
+
+    def __init__(self, key: int, dim: int, device: torch.device) -> None:
+        self.keys = (key, key + 1)
+        columns = torch.arange(dim, device=device)
+        self.per_column = [randomness.bits(each, columns)[None, :] for each in self.keys]
+        self.per_row: list[Tensor] = []
+        self.first = self.stop = 0
+        """ids of the rows that are drawn for"""
+
+    def of(self, block: Block) -> list[tuple[Int[Tensor, "rows 1"], Int[Tensor, "1 dim"]]]:
+        """(of each row, of each column) for the rows and for their momentum."""
+        first, stop = block.first_id, block.first_id + len(block)
+        if not self.first <= first < stop <= self.stop:
+            self.first, self.stop = first, first + max(len(block), NOISE_ROWS_AT_ONCE)
+            ids = torch.arange(self.first, self.stop, device=block.inverse_norm.device)
+            self.per_row = [randomness.bits(key, ids)[:, None] for key in self.keys]
+        here = slice(first - self.first, stop - self.first)
+        return [(rows[here], columns) for rows, columns in zip(self.per_row, self.per_column)]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory for a block of rows, and for the next one after it: to ask for new memory takes as long as the work."""
+
+    unit_rows: Tensor
+    gradient: Tensor
+    """with respect to the unit rows"""
+    computed: tuple[Tensor, Tensor] | None
+    """for rows and momentum in the dtype of the arithmetic, where they are stored in another"""
+    noise: Noise | None
+    """for the same case"""
+
+    @staticmethod
+    def of(rows: Rows, dtype: torch.dtype, key: int) -> "Room":
+        computed, noise = None, None
+        if rows.weight.dtype != dtype:
+            computed = (rows.room(dtype), rows.room(dtype))
+            noise = Noise(key, rows.weight.shape[1], rows.device)
+        return Room(rows.room(dtype), rows.room(dtype), computed, noise)
+
+    def rows_of(self, block: Block) -> tuple[Tensor, Tensor]:
+        """(weight, velocity) to compute with: the stored ones themselves, or copies."""
+        stored = (block.weight, block.velocity)
+        if self.computed is None:
+            return stored
+        weight, velocity = (room[: len(block)].copy_(each) for room, each in zip(self.computed, stored))
+        return weight, velocity
+
+
 @dataclass(frozen=True)
 class Move:
     """SGD on a block of rows: Jacobian of the normalization, weight decay, momentum, write."""
@@ -84,17 +139,14 @@ class Move:
     key: int
     """for stochastic rounding, where rows are stored in bfloat16"""
 
-    def __call__(self, block: Block, gradient: Tensor, scratch: Tensor) -> None:
-        """gradient: with respect to the unit rows. Leaves the new lengths in block.inverse_norm, not yet inverted.
+    def __call__(self, block: Block, room: Room) -> None:
+        """Leaves the new lengths in block.inverse_norm, not yet inverted, and nothing of use in the room.
 
         (I - w^ w^^T) g / |w|  =  g / |w| - w (w.g) / |w|^3
         """
-        inverse = block.inverse_norm
-        w, v = (
-            block.weight.to(gradient.dtype),
-            block.velocity.to(gradient.dtype),
-        )  # the same memory where the dtypes agree
-        along = torch.mul(w, gradient, out=scratch[: len(block)]).sum(dim=1, keepdim=True)
+        inverse, gradient, scratch = block.inverse_norm, room.gradient[: len(block)], room.unit_rows[: len(block)]
+        w, v = room.rows_of(block)
+        along = torch.mul(w, gradient, out=scratch).sum(dim=1, keepdim=True)
         back = along.mul_(inverse.pow(3)).neg_().add_(self.weight_decay)
         if block.dead is None:
             v.mul_(self.momentum).addcmul_(gradient, inverse).addcmul_(w, back)
@@ -103,11 +155,11 @@ class Move:
             lives = (~block.dead[:, None]).to(w.dtype)
             v.mul_(1 + lives * (self.momentum - 1)).addcmul_(gradient, inverse * lives).addcmul_(w, back * lives)
             w.addcmul_(v, -self.lr * lives)
-        if block.weight.dtype == torch.bfloat16:
-            ids = torch.arange(block.first_id, block.first_id + len(block), device=w.device)
-            _write_bfloat16(w, block.weight, self.key, ids)
-            _write_bfloat16(v, block.velocity, self.key + 1, ids)
-            w = block.weight.to(gradient.dtype)
+        if room.noise is not None:
+            of_rows, of_momentum = room.noise.of(block)
+            for values, out, bits in ((v, block.velocity, of_momentum), (w, block.weight, of_rows)):
+                _write_bfloat16(values, out, *bits, scratch.view(torch.int32), gradient.view(torch.int32))
+            w = scratch  # the rows as they are stored now
         torch.linalg.vector_norm(w, dim=1, keepdim=True, out=inverse)
 
 
@@ -206,19 +258,18 @@ def second_pass(
     subtract = pair_q * z[pairs.samples]
 
     def write(blocks: list[Block]) -> None:
-        scratch = x.new_empty(batch * len(blocks[0]))
-        unit_rows, gradient = rows.room(x.dtype), rows.room(x.dtype)
+        scratch, room = x.new_empty(batch * len(blocks[0])), Room.of(rows, x.dtype, move.key)
         for block in rows.stream(blocks, writing=True):
             if block.number < len(first.kept):
                 e = _room(first.kept[block.number], batch, block)
             else:
                 e = _room(scratch, batch, block)
-                torch.mm(rounded(block.unit(out=unit_rows), precision), x.T, out=e)
+                torch.mm(rounded(block.unit(out=room.unit_rows), precision), x.T, out=e)
                 _exponentiate(e, first.shift, block.dead)
             here, entries = pairs.of_block(block.number)
             e.view(-1).index_add_(0, entries, subtract[here], alpha=-1)
-            torch.mm(rounded(e, precision), scaled_x, out=gradient[: len(block)])
-            move(block, gradient[: len(block)], unit_rows)
+            torch.mm(rounded(e, precision), scaled_x, out=room.gradient[: len(block)])
+            move(block, room)
 
     threads.on_each(write, rows.runs(), x.device)
     invert_lengths(rows.inverse_norm)
@@ -270,15 +321,21 @@ def _exponentiate(e: Tensor, shift: Tensor | None, dead: Tensor | None) -> None:
         e.masked_fill_(dead[:, None], 0)
 
 
-def _write_bfloat16(values: Float[Tensor, "n dim"], out: Tensor, key: int, ids: Int[Tensor, " n"]) -> None:
+def _write_bfloat16(
+    values: Float[Tensor, "n dim"],
+    out: Tensor,
+    per_row: Int[Tensor, "n 1"],
+    per_column: Int[Tensor, "1 dim"],
+    noise: Int[Tensor, "n dim"],
+    shifted: Int[Tensor, "n dim"],
+) -> None:
     """Write float32 values as bfloat16, rounded up or down with the probability that makes it right on average.
 
     bfloat16 is the upper half of a float32, so adding 16 random bits to the lower half and cutting it off does it. The
     bits are a function of (key, row, column). Plain rounding would lose every update below 2^-9 of the value.
+    noise, shifted: memory; the first holds the bits of the rounded values afterwards.
     """
-    per_row = randomness.bits(key, ids)[:, None]  # [n, 1] int32
-    per_column = randomness.bits(key, torch.arange(values.shape[1], device=values.device))[None, :]
-    noise = per_row ^ per_column
-    noise.mul_(NOISE_MIX[0]).bitwise_xor_(noise >> 12).mul_(NOISE_MIX[1])
-    noise = (noise >> 16).bitwise_and_(0xFFFF)
-    out.copy_((values.view(torch.int32) + noise).bitwise_and_(-0x10000).view(torch.float32))
+    torch.bitwise_xor(per_row, per_column, out=noise).mul_(NOISE_MIX[0])
+    torch.bitwise_right_shift(noise, 12, out=shifted)
+    noise.bitwise_xor_(shifted).mul_(NOISE_MIX[1]).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    out.copy_(noise.add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32))
