@@ -176,11 +176,15 @@ def steps_at(num: int, repeats: int) -> dict:
 def memory_beyond_rows(num: int) -> int:
     """Peak of the resident memory during steps above what rows, momentum, norms and table take, in bytes."""
     step = ours(num, 0, table_of(num))
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is still resident would hide what the steps take
+    return memory_beyond(lambda: [step() for _ in range(3)])
+
+
+def memory_beyond(work: Callable[[], object]) -> int:
+    """Peak of the resident memory above what is there before, in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is still resident would hide what is taken
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = memory_status("VmRSS")
-    for _ in range(3):
-        step()
+    work()
     return memory_status("VmHWM") - before
 
 
@@ -221,7 +225,7 @@ def up_to(share: float) -> Callable[[Iterable, int, str], Iterator]:
 def ours_top_k(classifier: InstanceClassifier, share: float) -> torch.Tensor | None:
     if share == 1:
         return classifier.hardest(K)
-    with suppress(Enough):
+    with suppress(Enough), computed_in("float32"):
         top_k(classifier.weight, K, classifier.alive, progress=up_to(share))
     return None
 
@@ -272,6 +276,7 @@ def hardest_at(num: int, repeats: int, share: float) -> dict:
         "ours": lambda: tables.update(ours=ours_top_k(classifiers["clustered"], share)),
         "ours, collapsed": lambda: ours_top_k(classifiers["collapsed"], share),
     }
+    beyond = memory_beyond(sides["ours"]) - (4 * K * num if share == 1 else 0)
     seconds = alternate(sides, repeats, warm_up=0)  # they take half a minute each
     median = {name: statistics.median(values) for name, values in seconds.items()}
     result = {
@@ -283,6 +288,7 @@ def hardest_at(num: int, repeats: int, share: float) -> dict:
         "faiss / ours": median["faiss"] / median["ours"],
         "plain / ours": median["plain"] / median["ours"],
         "ours, collapsed / clustered": median["ours, collapsed"] / median["ours"],
+        "memory beyond rows and the table (MiB)": beyond / 2**20,
     }
     if share == 1:
         result["entries in which plain agrees"] = float((tables["plain"] == tables["ours"]).float().mean())
