@@ -11,9 +11,11 @@ import millionway
 from millionway.cli import main
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
+from millionway.seals import read_json, write_json
 from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain, with_settings
 from millionway.settings.stored import run_settings, to_json
+from millionway.train import setup
 from millionway.train.stops import RunStopped
 
 SETTINGS = {"epochs": 2, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}
@@ -115,3 +117,32 @@ def test_images_that_have_moved_are_found_later(digit_folder: Path, tmp_path: Pa
 def test_rows_that_overflow_are_a_divergence(digit_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RunStopped, match=r"not finite .* at step \d+, epoch \d.*lower --lr"):
         millionway.pretrain(digit_folder, tmp_path / "run", **{**SETTINGS, "row_lr": 1e30, "epochs": 9})
+
+
+def test_what_the_encoder_computes_in_stays(digit_folder: Path, tmp_path: Path, monkeypatch, caplog) -> None:
+    """Chosen by the processor, kept by the run; and said where it will be slow."""
+    runs = {}
+    for has_it in (True, False):
+        monkeypatch.setattr(setup, "has_bfloat16", lambda device, has_it=has_it: has_it)
+        run = millionway.pretrain(digit_folder, tmp_path / str(has_it), **SETTINGS)
+        precision = run_settings(run).model.encoder_precision
+        assert precision == ("bfloat16" if has_it else "float32")
+        runs[precision] = load_file(run / "encoder.safetensors")
+    assert any(not runs["bfloat16"][name].equal(tensor) for name, tensor in runs["float32"].items())
+    assert {tensor.dtype for tensor in runs["bfloat16"].values() if tensor.is_floating_point()} == {torch.float32}
+
+    last = rows(tmp_path / "True", 14)
+    for step in range(8, 15):
+        shutil.rmtree(tmp_path / "True" / "checkpoints" / f"step_{step:08d}")
+    assert "no instructions" not in caplog.text
+    millionway.pretrain(out=tmp_path / "True", resume=True)  # on the processor without
+    assert all(tensor.equal(last[name]) for name, tensor in rows(tmp_path / "True", 14).items())
+    assert "--encoder-precision bfloat16: there are no instructions for it here" in caplog.text
+
+
+def test_a_run_from_before_it_could_be_chosen_computes_in_float32(digit_folder: Path, tmp_path: Path) -> None:
+    run = millionway.pretrain(digit_folder, tmp_path / "run", **SETTINGS)
+    stored = read_json(run / "config.json", "")
+    del stored["model"]["encoder_precision"]
+    write_json(run / "config.json", stored)
+    assert run_settings(run).model.encoder_precision == "float32"

@@ -227,7 +227,10 @@ def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Gro
     """Every setting has a value."""
     facts = _facts(len(dataset.instance_ids), dataset.small_side(), device, group)
     everywhere = not any_rank(group, not has_bfloat16(device))
-    return with_absolute_paths(rules.resolve(config, replace(facts, has_bfloat16=everywhere)))
+    resolved = with_absolute_paths(rules.resolve(config, replace(facts, has_bfloat16=everywhere)))
+    if resolved.model.encoder_precision == "bfloat16" and not everywhere:  # it was asked for, or began elsewhere
+        log.warning("--encoder-precision bfloat16: there are no instructions for it here, so steps will be very slow")
+    return resolved
 
 
 def with_absolute_paths(config: Pretrain) -> Pretrain:
