@@ -146,3 +146,15 @@ def test_a_run_from_before_it_could_be_chosen_computes_in_float32(digit_folder: 
     del stored["model"]["encoder_precision"]
     write_json(run / "config.json", stored)
     assert run_settings(run).model.encoder_precision == "float32"
+
+
+def test_on_a_cpu_nobody_asks_for_a_driver(digit_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """One that hangs, or takes memory of a GPU that somebody else uses, is left alone."""
+
+    def asked(*_: object, **__: object) -> None:
+        raise AssertionError("CUDA was asked")
+
+    for name in ("is_available", "device_count", "current_device", "get_device_name", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    run = millionway.pretrain(digit_folder, tmp_path / "run", device="cpu", **SETTINGS)
+    assert millionway.evaluate("knn", run, digit_folder, device="cpu")["knn_20"] > 0
