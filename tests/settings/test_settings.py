@@ -159,6 +159,8 @@ def test_the_encoder_computes_in_bfloat16_where_the_device_can() -> None:
     assert chosen(Facts(1000)) == chosen(Facts(1000, has_gpu=True)) == "float32"
     assert chosen(cpu) == chosen(gpu) == chosen(gpu, sync_bn=True) == "bfloat16"
     assert chosen(cpu, sync_bn=True) == chosen(cpu, encoder_precision="float32") == "float32"
+    assert chosen(cpu, encoder="torchvision/resnet18") == chosen(gpu, encoder="timm/convnext_tiny") == "bfloat16"
+    assert chosen(cpu, encoder="timm/tf_efficientnet_lite0") == "float32"
     assert chosen(Facts(1000), encoder_precision="bfloat16", sync_bn=True) == "bfloat16"
 
 

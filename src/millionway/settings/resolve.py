@@ -112,11 +112,14 @@ def num_warmup_epochs(epochs: int) -> int:
     return 1 if epochs <= 10 else 3 if epochs < 100 else 10
 
 
+def _is_resnet(name: str) -> bool:
+    return name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
+
+
 def choose_stem(name: str, stem: str, image_size: int) -> Literal["standard", "small"]:
     """What `auto` means: the small stem for images up to 64 px, where the encoder is a ResNet."""
     if stem == "auto":
-        is_resnet = name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
-        return "small" if image_size <= SMALL_IMAGE and is_resnet else "standard"
+        return "small" if image_size <= SMALL_IMAGE and _is_resnet(name) else "standard"
     assert stem in ("standard", "small")
     return stem
 
@@ -178,7 +181,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         given_share=given_share,
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
-        encoder_precision=config.model.encoder_precision or _encoder_precision(config, facts),
+        encoder_precision=config.model.encoder_precision or _encoder_precision(config, facts, encoder),
         stem=choose_stem(encoder, config.model.stem, image_size),
         image_size=image_size,
         head=config.model.head or scale.head,
@@ -195,9 +198,11 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     )
 
 
-def _encoder_precision(config: Pretrain, facts: Facts) -> EncoderPrecision:
-    """Whoever asks for BN over all processes of CPUs wants numbers that do not depend on how many there are."""
-    return "bfloat16" if facts.has_bfloat16 and (facts.has_gpu or not config.training.sync_bn) else "float32"
+def _encoder_precision(config: Pretrain, facts: Facts, encoder: str) -> EncoderPrecision:
+    """On CPUs for ResNets alone: what has convolutions of single channels takes twice as long in bfloat16 there. And
+    whoever asks for BN over all processes of CPUs wants numbers that do not depend on how many there are."""
+    gains = facts.has_gpu or (_is_resnet(encoder) and not config.training.sync_bn)
+    return "bfloat16" if facts.has_bfloat16 and gains else "float32"
 
 
 def _batch_size(config: Pretrain, facts: Facts) -> int:
