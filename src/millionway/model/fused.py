@@ -58,7 +58,8 @@ def second_tiles(dim: int, products: str) -> Tiles:
     """of `move`"""
     wide = padded(dim) > 128
     if products == "float32":
-        return Tiles(16, 32, 8, 1) if wide else Tiles(32, 32, 8, 1)
+        has_gaps = padded(dim) != dim  # which take registers of their own
+        return Tiles(16, 32, 8, 1) if wide else Tiles(32, 16, 8, 1) if has_gaps else Tiles(32, 32, 8, 1)
     return Tiles(32, 32, 8, 2) if wide else Tiles(64, 64, 8, 2)
 
 
