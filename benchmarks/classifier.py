@@ -225,7 +225,7 @@ def up_to(share: float) -> Callable[[Iterable, int, str], Iterator]:
 def ours_top_k(classifier: InstanceClassifier, share: float) -> torch.Tensor | None:
     if share == 1:
         return classifier.hardest(K)
-    with suppress(Enough), computed_in("float32"):
+    with suppress(Enough):
         top_k(classifier.weight, K, classifier.alive, progress=up_to(share))
     return None
 

@@ -213,8 +213,8 @@ def comparison(chosen: argparse.Namespace) -> list[Cell]:
         for seed in chosen.seeds
         for name in chosen.methods
     ]
-    ours = next(METHODS[name].values for name in chosen.methods if METHODS[name].method == OURS)
-    for seed in chosen.seeds:
+    ours = next((METHODS[name].values for name in chosen.methods if METHODS[name].method == OURS), None)
+    for seed in chosen.seeds if ours else []:
         cells.append(Cell(OURS, ours, seed, epochs=2 * chosen.epochs // ours["views"], **at))
         half = {**METHODS["SimCLR"].values, "batch_size": METHODS["SimCLR"].values["batch_size"] // 2}
         cells.append(Cell("SimCLR", half, seed, epochs=chosen.epochs, **at))

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,8 +31,13 @@ def has_bfloat16(device: torch.device) -> bool:
     """Whether it has instructions for products in bfloat16. Without them they are many times slower than in float32."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    known = processor() if device.type == "cpu" else {}
     return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+
+
+def processor() -> dict[str, Any]:
+    """Its name and the instructions that it has; nothing where torch cannot tell."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
 
 
 def num_cores() -> int:

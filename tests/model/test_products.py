@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 import torch
 
@@ -25,7 +27,29 @@ def test_the_switches_are_put_back() -> None:
     assert switch.fp32_precision == before
 
 
-@pytest.mark.parametrize(("name", "is_float32", "expected"), [("AMD EPYC", True, "bf16"), ("AMD EPYC", False, "ieee")])
+def test_the_last_thread_to_leave_puts_the_switches_back() -> None:
+    switch, entered, may_leave = torch.backends.cuda.matmul, threading.Event(), threading.Event()
+    before = switch.fp32_precision
+
+    def stay() -> None:
+        with computed_in("float32"):
+            entered.set()
+            may_leave.wait()
+
+    other = threading.Thread(target=stay)
+    with computed_in("float32"):
+        other.start()
+        entered.wait()
+    assert switch.fp32_precision == "ieee"
+    may_leave.set()
+    other.join()
+    assert switch.fp32_precision == before
+
+
+@pytest.mark.parametrize(
+    ("name", "is_float32", "expected"),
+    [("AMD EPYC", True, "bf16"), ("AMD EPYC", False, "ieee"), ("Intel Xeon", True, "ieee")],
+)
 def test_onednn_is_asked_only_where_it_computes_in_float32(
     monkeypatch: pytest.MonkeyPatch, name: str, is_float32: bool, expected: str
 ) -> None:

@@ -226,6 +226,7 @@ def steps_do_not_depend_on_the_ranks(group: Group) -> None:
                     momentum=0.9,
                     weight_decay=1e-4,
                     pairs=0.7,
+                    num_classified=len(ids) if losses else None,
                     with_num_ahead=True,
                 )
                 losses.append(step.loss)
@@ -348,7 +349,29 @@ def only_the_first_asks_for_every_image(group: Group) -> None:
     assert asked.call_count == 200 if group.is_first else 0 < asked.call_count < 50
 
 
+def synchronized_bn_takes_bfloat16(group: Group) -> None:
+    """Statistics and gradients of its parameters are float32, and those of one process with all images."""
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(8 * group.size, 5, 3, 3, generator=g).mul_(2).add_(1).bfloat16()
+    found = []
+    for who in (Group(), group):
+        network = torch.nn.Sequential(torch.nn.BatchNorm2d(5))
+        synchronize(network, who, torch.device("cpu"))
+        part = part_of(who, torch.arange(len(x)))
+        inputs = x[part].clone().requires_grad_()
+        output = network(inputs)
+        (output.float() * torch.arange(len(x))[part].view(-1, 1, 1, 1)).sum().backward()
+        layer = network[0]
+        assert output.dtype == torch.bfloat16 and layer.running_mean.dtype == layer.weight.grad.dtype == torch.float32
+        assert inputs.grad is not None and inputs.grad.dtype == torch.bfloat16
+        whole = [collectives.all_gather(who, each.detach().float()) for each in (output, inputs.grad)]
+        found.append([*whole, layer.running_mean, layer.running_var])
+    for one, all_together in zip(*found):
+        assert torch.allclose(one, all_together, rtol=2e-2, atol=2e-2 * float(one.abs().max()))
+
+
 CHECKS = [
+    synchronized_bn_takes_bfloat16,
     only_the_first_asks_for_every_image,
     equal_to_the_dense_reference,
     collectives_are_counted,

@@ -140,12 +140,15 @@ def test_what_the_encoder_computes_in_stays(digit_folder: Path, tmp_path: Path, 
     assert "--encoder-precision bfloat16: there are no instructions for it here" in caplog.text
 
 
-def test_a_run_from_before_it_could_be_chosen_computes_in_float32(digit_folder: Path, tmp_path: Path) -> None:
+def test_a_run_from_before_they_could_be_chosen_has_float32_and_rows_that_see_all_views(
+    digit_folder: Path, tmp_path: Path
+) -> None:
     run = millionway.pretrain(digit_folder, tmp_path / "run", **SETTINGS)
     stored = read_json(run / "config.json", "")
-    del stored["model"]["encoder_precision"]
+    del stored["model"]["encoder_precision"], stored["classifier"]["row_views"]
     write_json(run / "config.json", stored)
     assert run_settings(run).model.encoder_precision == "float32"
+    assert run_settings(run).classifier.row_views == 2
 
 
 def test_on_a_cpu_nobody_asks_for_a_driver(digit_folder: Path, tmp_path: Path, monkeypatch) -> None:

@@ -265,7 +265,7 @@ class InstanceClassifier(nn.Module):
         num_others = int(collectives.all_reduce(self.group, self.alive.sum())) - 1
         if not 0 < k <= num_others:
             raise ValueError(f"k must be from 1 to {num_others}, the number of other classes, not {k}")
-        with torch.autocast(self.device.type, enabled=False), computed_in("float32"):
+        with torch.autocast(self.device.type, enabled=False):
             alive = self.alive.to(self.weight.device)
             return hardest_search.top_k(self.weight, k, alive, self.group, self.num_instances).to(self.device)
 

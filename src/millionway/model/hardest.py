@@ -23,6 +23,7 @@ from torch import Tensor
 from millionway.model import threads
 from millionway.model.best import Best, product, reaching
 from millionway.model.cosines import Frame, exact_cosines, first_of_each, float64_device, in_order, rounding
+from millionway.model.products import computed_in
 from millionway.model.rows import inverse_norms
 from millionway.parallel import collectives
 from millionway.parallel.group import Group
@@ -53,8 +54,13 @@ def top_k(
 
     progress: (items, how many, what is done) -> the items, with a bar.
     """
-    group = group or Group()
-    num_instances = len(rows) if num_instances is None else num_instances
+    with computed_in("float32"):
+        return _top_k(rows, k, alive, group or Group(), len(rows) if num_instances is None else num_instances, progress)
+
+
+def _top_k(
+    rows: Tensor, k: int, alive: Tensor, group: Group, num_instances: int, progress: Callable | None
+) -> Int[Tensor, "classes k"]:
     block = BLOCK_ROWS.get(rows.device.type, BLOCK_ROWS_ELSEWHERE)
     own = _Shard(local_range(num_instances, group.rank, group.size)[0], rows, alive, block)
     search = _Search(own, k, group, num_instances)

@@ -9,6 +9,7 @@ all the same. Whether it does is tried before it is used.
 """
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import get_args
@@ -16,30 +17,43 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from millionway.machine import processor
 from millionway.settings.pretrain import Precision
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_SWITCHES = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # pyright: ignore[reportAttributeAccessIssue]
+_lock, _num_within, _before = threading.Lock(), 0, []
 
 
 @contextmanager
 def computed_in(precision: Precision) -> Iterator[None]:
-    """Within it, products of float32 tensors are computed so; operands of the other two are `rounded` before."""
-    switches = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # pyright: ignore[reportAttributeAccessIssue]
-    before = [switch.fp32_precision for switch in switches]
-    try:
+    """Within it, products of float32 tensors are computed so; operands of the other two are `rounded` before.
+
+    The switches are those of the whole process: where several threads are within, the last to leave puts them back.
+    """
+    global _num_within, _before
+    cpu = _cpu_switch()
+    with _lock:
+        if _num_within == 0:
+            _before = [switch.fp32_precision for switch in _SWITCHES]
+        _num_within += 1
         # Rounded operands are exact in tf32. On a CPU the products stay float32.
-        for switch, inside in zip(switches, ("ieee" if precision == "float32" else "tf32", _cpu_switch())):
+        for switch, inside in zip(_SWITCHES, ("ieee" if precision == "float32" else "tf32", cpu)):
             switch.fp32_precision = inside
+    try:
         yield
     finally:
-        for switch, value in zip(switches, before):
-            switch.fp32_precision = value
+        with _lock:
+            _num_within -= 1
+            if _num_within == 0:
+                for switch, value in zip(_SWITCHES, _before):
+                    switch.fp32_precision = value
 
 
 @functools.cache
 def _cpu_switch() -> str:
     """By the processor alone, so that a run that goes on has the same bits."""
-    is_amd = "AMD" in str(torch.cpu.get_capabilities().get("cpu_name", ""))
+    is_amd = "AMD" in str(processor().get("cpu_name", ""))
     return "bf16" if is_amd and _is_float32("bf16") else "ieee"
 
 

@@ -127,7 +127,7 @@ class Rows:
             rows = self.store.gather(places.flatten())
         else:
             rows = self.weight.index_select(0, places.flatten())  # a sixth of the time of weight[places]
-        return rows.view(*places.shape, -1)
+        return rows.view(*places.shape, rows.shape[1])
 
     def room(self, dtype: torch.dtype) -> Tensor:
         """Memory as large as a block of rows."""

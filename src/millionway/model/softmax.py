@@ -81,8 +81,9 @@ class Noise:
     Those of many rows are drawn at a time: to draw is a dozen operations, however few the rows.
     """
 
-    def __init__(self, key: int, dim: int, device: torch.device) -> None:
-        self.keys = (key, key + 1)
+    def __init__(self, key: int, dim: int, end: int, device: torch.device) -> None:
+        """end: no row has this id or a later one."""
+        self.keys, self.end = (key, key + 1), end
         columns = torch.arange(dim, device=device)
         self.per_column = [randomness.bits(each, columns)[None, :] for each in self.keys]
         self.per_row: list[Tensor] = []
@@ -93,7 +94,7 @@ class Noise:
         """(of each row, of each column) for the rows and for their momentum."""
         first, stop = block.first_id, block.first_id + len(block)
         if not self.first <= first < stop <= self.stop:
-            self.first, self.stop = first, first + max(len(block), NOISE_ROWS_AT_ONCE)
+            self.first, self.stop = first, max(stop, min(self.end, first + NOISE_ROWS_AT_ONCE))
             ids = torch.arange(self.first, self.stop, device=block.inverse_norm.device)
             self.per_row = [randomness.bits(key, ids)[:, None] for key in self.keys]
         here = slice(first - self.first, stop - self.first)
@@ -113,11 +114,11 @@ class Room:
     """for the same case"""
 
     @staticmethod
-    def of(rows: Rows, dtype: torch.dtype, key: int) -> "Room":
+    def of(rows: Rows, run: list[Block], dtype: torch.dtype, key: int) -> "Room":
         computed, noise = None, None
         if rows.weight.dtype != dtype:
             computed = (rows.room(dtype), rows.room(dtype))
-            noise = Noise(key, rows.weight.shape[1], rows.device)
+            noise = Noise(key, rows.weight.shape[1], run[-1].first_id + len(run[-1]), rows.device)
         return Room(rows.room(dtype), rows.room(dtype), computed, noise)
 
     def rows_of(self, block: Block) -> tuple[Tensor, Tensor]:
@@ -258,7 +259,7 @@ def second_pass(
     subtract = pair_q * z[pairs.samples]
 
     def write(blocks: list[Block]) -> None:
-        scratch, room = x.new_empty(batch * len(blocks[0])), Room.of(rows, x.dtype, move.key)
+        scratch, room = x.new_empty(batch * len(blocks[0])), Room.of(rows, blocks, x.dtype, move.key)
         for block in rows.stream(blocks, writing=True):
             if block.number < len(first.kept):
                 e = _room(first.kept[block.number], batch, block)

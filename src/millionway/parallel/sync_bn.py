@@ -88,6 +88,8 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Group):
         dims, shape = [0, *range(2, x.dim())], [1, -1, *[1] * (x.dim() - 2)]
+        ctx.dtype = x.dtype
+        x = x.float() if x.dtype == torch.bfloat16 else x  # as BN of one process computes
         variance, mean = torch.var_mean(x.detach(), dims, correction=0)
         num = x.new_full((1, x.shape[1]), x.numel() / x.shape[1])
         parts = collectives.all_gather(
@@ -105,16 +107,17 @@ class _Normalize(torch.autograd.Function):
         output = normal if weight is None else normal * weight.view(shape)
         output = output if bias is None else output + bias.view(shape)
         ctx.mark_non_differentiable(mean, variance)
-        return output, mean, variance, float(num[0])
+        return output.to(ctx.dtype), mean, variance, float(num[0])
 
     @staticmethod
     def backward(ctx, *upstream: Tensor):
-        gradient = upstream[0]
         normal, inverse, weight = ctx.saved_tensors
+        gradient = upstream[0].to(normal.dtype)
         sums = torch.stack([gradient.sum(ctx.dims), (gradient * normal).sum(ctx.dims)])
         bias_gradient, weight_gradient = sums.clone()  # this rank's; data-parallel averaging takes care of the rest
         mean, along = (collectives.all_reduce(ctx.group, sums.double()) / ctx.num).to(gradient.dtype)
         x_gradient = (gradient - mean.view(ctx.shape) - normal * along.view(ctx.shape)) * inverse
         if weight is None:
-            return x_gradient, None, None, None, None
-        return x_gradient * weight.view(ctx.shape), weight_gradient, bias_gradient, None, None
+            return x_gradient.to(ctx.dtype), None, None, None, None
+        x_gradient = (x_gradient * weight.view(ctx.shape)).to(ctx.dtype)
+        return x_gradient, weight_gradient, bias_gradient, None, None

@@ -19,6 +19,7 @@ SMALL_LR, SMALL_LR_BATCHES = 0.06, (32, 256)  # as good with batches of 32, 64 a
 ROW_RATE = {"sgd": 0.6 / 64, "muon": 1.2 / 64}
 """per image of a batch: the loss is a mean over it, so in a smaller one an image pulls its row harder"""
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
+FAST_IN_BFLOAT16 = r"narrow-resnet|torchvision/(wide_)?resnet\d+.*|timm/(wide_)?resnet\d+.*"  # on CPUs
 PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"
 
 
@@ -112,14 +113,11 @@ def num_warmup_epochs(epochs: int) -> int:
     return 1 if epochs <= 10 else 3 if epochs < 100 else 10
 
 
-def _is_resnet(name: str) -> bool:
-    return name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
-
-
 def choose_stem(name: str, stem: str, image_size: int) -> Literal["standard", "small"]:
     """What `auto` means: the small stem for images up to 64 px, where the encoder is a ResNet."""
     if stem == "auto":
-        return "small" if image_size <= SMALL_IMAGE and _is_resnet(name) else "standard"
+        is_resnet = name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
+        return "small" if image_size <= SMALL_IMAGE and is_resnet else "standard"
     assert stem in ("standard", "small")
     return stem
 
@@ -201,7 +199,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
 def _encoder_precision(config: Pretrain, facts: Facts, encoder: str) -> EncoderPrecision:
     """On CPUs for ResNets alone: what has convolutions of single channels takes twice as long in bfloat16 there. And
     whoever asks for BN over all processes of CPUs wants numbers that do not depend on how many there are."""
-    gains = facts.has_gpu or (_is_resnet(encoder) and not config.training.sync_bn)
+    gains = facts.has_gpu or (re.fullmatch(FAST_IN_BFLOAT16, encoder) is not None and not config.training.sync_bn)
     return "bfloat16" if facts.has_bfloat16 and gains else "float32"
 
 

@@ -45,9 +45,10 @@ def run_settings(run: Path) -> Pretrain:
         f"--init-from {run / 'encoder.safetensors'}"
     )
     config = _read(run / CONFIG, remedy)
-    if config.model.encoder_precision is None:  # it began before this could be chosen
-        config = with_settings(config, encoder_precision="float32")
-    return config
+    # What could not be chosen yet when it began was this.
+    before = {"encoder_precision": "float32", "row_views": config.augmentation.views}
+    missing = {name: value for name, value in before.items() if flat(config)[name] is None}
+    return with_settings(config, **missing)
 
 
 def _settings_to_resume(run: Path) -> Pretrain:

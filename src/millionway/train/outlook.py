@@ -20,7 +20,7 @@ from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_some
 from millionway.data.stores import MemoryStore
 from millionway.evaluation.snapshots import MAX_IMAGES
-from millionway.machine import free_memory_bytes, prepare
+from millionway.machine import free_memory_bytes, has_bfloat16, prepare
 from millionway.parallel.group import Group
 from millionway.parallel.layout import local_range
 from millionway.reporting.words import duration
@@ -112,7 +112,8 @@ def outlook(asked: Plan) -> Outlook:
     reading = (time.monotonic() - started) / len(dataset.manifest)  # seconds an image
     there = asked.device_memory or _free(device)
     asked = replace(asked, device_memory=there, instances=asked.instances or num_images)
-    question = Question.of(asked, asked.instances or num_images, dataset.small_side(), device.type, num_threads)
+    side, bfloat16 = dataset.small_side(), has_bfloat16(device)
+    question = Question.of(asked, asked.instances or num_images, side, device.type, num_threads, bfloat16)
     beside, answers = _beside(dataset, num_images, device), answers_to(question)
     memory = answers["hybrid"].total + beside
     largest = _largest_batch(question, there - beside)

@@ -67,15 +67,16 @@ class Question:
     device_memory: int | None = None
 
     @staticmethod
-    def of(asked: Plan, instances: int, image_side: int | None, device: str, threads: int) -> "Question":
-        """Where nothing is asked for, pretrain's own defaults."""
+    def of(
+        asked: Plan, instances: int, image_side: int | None, device: str, threads: int, bfloat16: bool = True
+    ) -> "Question":
+        """Where nothing is asked for, pretrain's own defaults. bfloat16: whether the device has instructions for it."""
         names = ("epochs", "dim", "batch_size", "image_size", "hardest", "storage", "views", "micro_batch")
         config = with_settings(
             Pretrain(data=asked.data or "", out=Path()),
             **{name: getattr(asked, name) for name in names},
             encoder=None if asked.encoder is None else full_name(asked.encoder),
         )
-        bfloat16 = device == "cuda" or has_bfloat16(torch.device(device))  # of a GPU that is not here
         facts = Facts(instances, image_side, device != "cpu", bfloat16, threads, asked.devices)
         return Question(instances, resolve(config, facts), asked.devices, device, asked.device_memory)
 
@@ -116,7 +117,8 @@ def plan(asked: Plan) -> dict[str, Answer]:
     if asked.instances is None:
         raise ValueError("give --data, your images, or --instances, their number")
     device = "cuda" if asked.device == "auto" else asked.device
-    question = Question.of(asked, asked.instances, None, device, asked.threads or torch.get_num_threads())
+    bfloat16 = device == "cuda" or has_bfloat16(torch.device(device))  # of a GPU that need not be here
+    question = Question.of(asked, asked.instances, None, device, asked.threads or torch.get_num_threads(), bfloat16)
     answers = answers_to(question, asked.limits)
     if asked.calibrate:
         calibrate(question, answers["hybrid"])
@@ -245,7 +247,7 @@ def _hybrid_rows(question: Question, instances: int, beside: int) -> dict[str, i
     targets = batch * (k + 1)
     table = own * k * FLOAT
     step = {
-        "blocks": at_a_time * block * (batch + 2 * dim) * FLOAT,
+        "blocks": at_a_time * block * (batch + (4 if question.storage == "bfloat16" else 2) * dim) * FLOAT,
         "embeddings of all devices": 8 * batch * dim * FLOAT + NUM_RUNS * batch * dim * FLOAT,
         "targets": targets * (5 * 8 + 4 * FLOAT),
     }
@@ -286,8 +288,10 @@ def _around(devices: int, num_bytes: int) -> int:
 def _hybrid_words(question: Question, network: dict[str, int]) -> dict[str, int]:
     batch, devices = question.row_views * question.batch_size, question.devices
     gradients = network["encoder: weights, gradients, momentum"] // 3
+    all_views = question.views * question.batch_size if question.config.classifier.pairs else 0
     return {
         "embeddings and ids (all_gather)": _around(devices, batch * (question.dim * FLOAT + 8)),
+        "pairs (all_gather, reduce_scatter)": _around(devices, all_views * (2 * question.dim * FLOAT + 8)),
         "hardest classes (all_reduce)": 2 * _around(devices, batch * question.hardest * FLOAT),
         "Z and numerators (all_reduce)": 2 * _around(devices, 2 * batch * FLOAT),
         "embedding gradients (reduce_scatter)": _around(devices, batch * question.dim * FLOAT),
@@ -330,7 +334,8 @@ def _measure(question: Question) -> dict[str, float]:
         classifier(x.clone().requires_grad_(), ids).backward()
         classifier.update(0.0)
 
-    network = _build(*_description(question), question.config.model.encoder_precision or "float32").to(device)
+    precision = question.config.model.encoder_precision if has_bfloat16(device) else "float32"
+    network = _build(*_description(question), precision or "float32").to(device)
     views = question.views * question.batch_size // question.devices
     some_views = min(views, 16 if device.type == "cpu" else 128)
     images = torch.zeros(some_views, 3, question.image_size, question.image_size, device=device)
