@@ -268,7 +268,7 @@ def per_row() -> str:
     ]
     return (
         f"A row of {many['num_instances']:,} in {many['storage']} takes {' (seconds) and '.join(ratios)} (CPU seconds) "
-        f"times as long as one of {few['num_instances']:,} in {few['storage']}; commits "
+        f"times as long as one of {few['num_instances']:,} in {few['storage']} (with smoothed labels); commits "
         f"{few['environment']['commit']} and {many['environment']['commit']}."
     )
 

@@ -114,3 +114,28 @@ def test_weights_gradients_and_statistics_are_float32_whatever_a_network_compute
     assert all(buffer.dtype != torch.bfloat16 for buffer in network.buffers())
     error = float((embeddings.detach() - exact).norm() / exact.norm())
     assert 1e-4 < error < 0.05 if precision == "bfloat16" else error == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "size"),
+    [("narrow-resnet", "small", 16), ("narrow-resnet", "standard", 32), ("torchvision/resnet18", "standard", 32)],
+)
+def test_gradients_in_bfloat16_have_nothing_that_nobody_wrote(name: str, stem: str, size: int) -> None:
+    """oneDNN's have, where a strided convolution sees a single pixel; so this is the smallest size that is allowed."""
+    encoder, views, found = build_encoder(spec(name, stem, size), 0), torch.rand(32, 3, size, size), []
+
+    def spoil_memory() -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            spoiled = [torch.full((1 << power,), torch.nan, dtype=dtype) for power in range(6, 21)]
+            del spoiled
+
+    for _ in range(3):
+        encoder.zero_grad()
+        spoil_memory()
+        with torch.autocast("cpu", torch.bfloat16):
+            features = encoder(views)
+        spoil_memory()
+        features.float().square().mean().backward()
+        found.append([parameter.grad.clone() for parameter in encoder.parameters() if parameter.grad is not None])
+    for gradients in zip(*found):
+        assert all(torch.isfinite(each).all() and torch.equal(each, gradients[0]) for each in gradients)

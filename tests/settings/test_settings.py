@@ -160,7 +160,11 @@ def test_the_encoder_computes_in_bfloat16_where_the_device_can() -> None:
     assert chosen(cpu) == chosen(gpu) == chosen(gpu, sync_bn=True) == "bfloat16"
     assert chosen(cpu, sync_bn=True) == chosen(cpu, encoder_precision="float32") == "float32"
     assert chosen(cpu, encoder="torchvision/resnet18") == chosen(gpu, encoder="timm/convnext_tiny") == "bfloat16"
-    assert chosen(cpu, encoder="timm/tf_efficientnet_lite0") == "float32"
+    assert chosen(cpu, encoder="timm/tf_efficientnet_lite0") == chosen(cpu, bn="fixed") == "float32"
+    assert chosen(cpu, image_size=16) == "bfloat16" and chosen(cpu, image_size=8) == "float32"
+    assert chosen(cpu, image_size=31, stem="standard") == "float32" and chosen(gpu, image_size=8) == "bfloat16"
+    with pytest.raises(ValueError, match="--encoder-precision bfloat16 needs images of at least 16 px on a CPU, not 8"):
+        chosen(cpu, image_size=8, encoder_precision="bfloat16")
     assert chosen(Facts(1000), encoder_precision="bfloat16", sync_bn=True) == "bfloat16"
 
 

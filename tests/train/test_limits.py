@@ -16,10 +16,10 @@ def work_of(asked: Plan, network_bytes: float) -> Work:
 
 
 def test_the_work_of_a_step_is_counted() -> None:
-    """By hand: 1,000 rows of 64 numbers on 3 devices, 334 on the first; 21 images, two views."""
+    """By hand: 1,000 rows of 64 numbers on 3 devices, 334 on the first; 21 images, of which they see one view."""
     work = work_of(Plan(1000, 64, 21, 3, views=2, hardest=5), 77.0)
-    assert work.products == 4 * (2 * 42 * 334 * 64)
-    assert work.exponentials == 2 * 42 * 334
+    assert work.products == 4 * (2 * 21 * 334 * 64)
+    assert work.exponentials == 2 * 21 * 334
     assert work.memory_bytes == 334 * (5 * 64 * 4 + 3 * 4)
     assert work.kept_bytes == 334 * (2 * 64 * 4 + 4 + 5 * 4)
     assert work.network_bytes == 77

@@ -15,6 +15,7 @@ from millionway.train import outlook
 STEPS = """
 import json, sys, tempfile, torch
 from pathlib import Path
+from millionway.machine import has_bfloat16
 from millionway.settings.pretrain import IMAGENET_MEAN, IMAGENET_STD
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.encoder import EncoderSpec, build_encoder
@@ -31,8 +32,9 @@ def status(name):
 
 def run(num, images, size, k):
     encoder = build_encoder(EncoderSpec("narrow-resnet", "small", size, IMAGENET_MEAN, IMAGENET_STD), 0)
-    network = Network(encoder, build_head("mlp", encoder.feature_dim, 128, 0))
-    classifier = InstanceClassifier(num, 128, keep_bytes=0)
+    precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
+    network = Network(encoder, build_head("linear", encoder.feature_dim, 64, 0), precision)
+    classifier = InstanceClassifier(num, 64, keep_bytes=0)
     table = torch.zeros(num, k, dtype=torch.int32)
     optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9)
     state = State(network, optimizer, classifier, table, step=0)
@@ -43,7 +45,7 @@ def run(num, images, size, k):
                 state.hardest = classifier.hardest(k)
             views, ids = torch.rand(2 * images, 3, size, size), torch.arange(images).repeat(2)
             train_step(network, classifier, optimizer, views, ids, state.hardest, alpha=0.2, lr=0.1, row_lr=0.1,
-                       momentum=0.9, weight_decay=0.0)
+                       momentum=0.9, weight_decay=0.0, pairs=3.0, num_classified=images)
             state.step += 1
             if number % 2 == 1:
                 saver.save(state)  # beside the next search, as at the end of an epoch

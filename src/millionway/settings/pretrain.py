@@ -83,7 +83,8 @@ class Model:
     """first layers of a ResNet: small keeps the resolution; auto takes it for images up to 64 px"""
     encoder_precision: Chosen[EncoderPrecision] = None
     """what encoder and head compute in while they learn, and the products of Muon; weights are float32; by default
-    bfloat16 where the device has instructions for it, on CPUs for ResNets alone and not with --sync-bn"""
+    bfloat16 where the device has instructions for it; on CPUs for ResNets alone, from 16 px on, and not with --sync-bn
+    or --bn fixed"""
     head: Chosen[Literal["mlp", "linear", "none"]] = None
     """from feature to embedding: Linear-BN-ReLU-Linear, one Linear, or nothing; by default linear, or mlp for very many
     images"""

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from millionway.settings.pretrain import EncoderPrecision, Pretrain, with_settings
+from millionway.settings.pretrain import Pretrain, with_settings
 
 MANY_IMAGES, VERY_MANY_IMAGES = 25_000, 250_000
 """From so many on a run takes the values that were best with 50,000 images, and the paper's, which are for 1.28
@@ -19,6 +19,9 @@ SMALL_LR, SMALL_LR_BATCHES = 0.06, (32, 256)  # as good with batches of 32, 64 a
 ROW_RATE = {"sgd": 0.6 / 64, "muon": 1.2 / 64}
 """per image of a batch: the loss is a mean over it, so in a smaller one an image pulls its row harder"""
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
+SMALLEST_IN_BFLOAT16 = {"small": 16, "standard": 32}
+"""side of an image on a CPU, by the stem. Below it strided convolutions see a single pixel, and oneDNN's gradient of
+their weights in bfloat16 then has numbers that nobody wrote (a test looks for them)."""
 FAST_IN_BFLOAT16 = r"narrow-resnet|torchvision/(wide_)?resnet\d+.*|timm/(wide_)?resnet\d+.*"  # on CPUs
 PLAIN_RESNETS = r"torchvision/(wide_)?resne[x]?t\d+.*|timm/resnet(18|34|50|101|152)"
 
@@ -168,6 +171,19 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         row_lr *= usual_lr / lr
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
+    stem = choose_stem(encoder, config.model.stem, image_size)
+    has_room = facts.has_gpu or image_size >= SMALLEST_IN_BFLOAT16[stem]
+    precision = config.model.encoder_precision
+    if precision == "bfloat16" and not has_room:
+        least = SMALLEST_IN_BFLOAT16[stem]
+        raise ValueError(
+            f"--encoder-precision bfloat16 needs images of at least {least} px on a CPU, not {image_size}; use float32"
+        )
+    if precision is None:
+        # On CPUs for ResNets alone: convolutions of single channels take twice as long in bfloat16 there. Nor where
+        # numbers are not to depend on how many processes there are: BN over all of them, or with fixed statistics.
+        gains = re.fullmatch(FAST_IN_BFLOAT16, encoder) is not None and not training.sync_bn and bn == "batch"
+        precision = "bfloat16" if facts.has_bfloat16 and (facts.has_gpu or (gains and has_room)) else "float32"
     return with_settings(
         config,
         batch_size=batch_size,
@@ -179,8 +195,8 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         given_share=given_share,
         warmup_epochs=warmup if warmup is not None else num_warmup_epochs(training.epochs),
         encoder=encoder,
-        encoder_precision=config.model.encoder_precision or _encoder_precision(config, facts, encoder),
-        stem=choose_stem(encoder, config.model.stem, image_size),
+        encoder_precision=precision,
+        stem=stem,
         image_size=image_size,
         head=config.model.head or scale.head,
         dim=config.model.dim or scale.dim,
@@ -194,13 +210,6 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         threads=config.running.threads or facts.num_cores,
         eval_every=config.running.eval_every or max(1, math.ceil(training.epochs / 10)),
     )
-
-
-def _encoder_precision(config: Pretrain, facts: Facts, encoder: str) -> EncoderPrecision:
-    """On CPUs for ResNets alone: what has convolutions of single channels takes twice as long in bfloat16 there. And
-    whoever asks for BN over all processes of CPUs wants numbers that do not depend on how many there are."""
-    gains = facts.has_gpu or (re.fullmatch(FAST_IN_BFLOAT16, encoder) is not None and not config.training.sync_bn)
-    return "bfloat16" if facts.has_bfloat16 and gains else "float32"
 
 
 def _batch_size(config: Pretrain, facts: Facts) -> int:
