@@ -202,7 +202,7 @@ def opening(folder: Path, num: int, letters: int = 0) -> list[list[float]]:
             "mode": ["RGB"] * len(numbers),
             "near_empty": np.zeros(len(numbers), dtype=bool),
             "content_hash": [f"{number:032x}" for number in numbers],
-            "label": width,
+            "label": np.full(len(numbers), -1, dtype=np.int32),
             "is_test": np.zeros(len(numbers), dtype=bool),
             "problem": [""] * len(numbers),
         }
