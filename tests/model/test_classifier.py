@@ -278,7 +278,7 @@ def test_float32_is_float32_whatever_the_process_has_switched_on() -> None:
         x = torch.randn(4, 8, requires_grad=True)
         with (
             mock.patch.object(softmax, "_exponentiate", looking(softmax._exponentiate)),
-            mock.patch.object(hardest_search, "top_k", looking(hardest_search.top_k)),
+            mock.patch.object(hardest_search, "_top_k", looking(hardest_search._top_k)),
             mock.patch.object(compare, "with_all", looking(compare.with_all)),
         ):
             classifier(x, torch.arange(4))
