@@ -80,10 +80,11 @@ def draw(folder: Path, path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    drawn = {key: runs for key, runs in results_of(folder).items() if key[0] in METHODS}
-    for (name, epochs), runs in drawn.items():
+    drawn = [(key, runs) for key, runs in results_of(folder).items() if key[0] in METHODS]
+    drawn.sort(key=lambda each: -statistics.mean(run["knn_200"] for run in each[1].values()))
+    for (name, epochs), runs in drawn:
         curves = [[p for p in run["curve"] if "knn_200" in p] for run in runs.values()]
         seconds = [statistics.mean(point["cpu_seconds"] for point in points) for points in zip(*curves)]
         scores = [100 * statistics.mean(point["knn_200"] for point in points) for points in zip(*curves)]
@@ -91,7 +92,7 @@ def draw(folder: Path, path: Path) -> None:
         axes.plot(seconds, scores, "o-", markersize=3, linewidth=1.6, color=color, label=f"{name}, {epochs} epochs")
     axes.set_xlabel("CPU seconds of training", fontsize=9)
     axes.set_ylabel("k-NN accuracy, %", fontsize=9)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside right center")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     with rc_context({"svg.hashsalt": folder.name}):
