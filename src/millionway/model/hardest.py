@@ -88,9 +88,11 @@ def _panel_rows(num_rows: int, dim: int, k: int, block: int) -> int:
 
 
 def search_bytes(num_rows: int, dim: int, k: int, device: torch.device) -> int:
-    """What a search among so many own rows takes beside them: the table that is made, and a panel."""
+    """What a search among so many own rows takes beside them: the table that is made, a panel, and a block of cosines
+    for each worker with the marks of those that reach their bound."""
     block = BLOCK_ROWS.get(device.type, BLOCK_ROWS_ELSEWHERE)
-    return 4 * num_rows * k + _panel_rows(num_rows, dim, k, block) * _row_bytes(dim, k)
+    working = threads.num_workers(device) * (4 + 1) * min(block, num_rows) ** 2
+    return 4 * num_rows * k + _panel_rows(num_rows, dim, k, block) * _row_bytes(dim, k) + working
 
 
 @dataclass

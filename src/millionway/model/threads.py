@@ -20,6 +20,11 @@ Result = TypeVar("Result")
 MAX_WORKERS = 8  # more would wait for each other's Python; further cores are divided among these
 
 
+def num_workers(device: torch.device) -> int:
+    """How many blocks are worked on at a time."""
+    return min(torch.get_num_threads(), MAX_WORKERS) if device.type == "cpu" else 1
+
+
 def on_each(
     function: Callable[[Item], Result],
     items: Iterable[Item],
@@ -54,16 +59,16 @@ def _without_grad(function: Callable[[Item], Result], item: Item) -> Result:
 @functools.lru_cache(maxsize=1)
 def _pool(num_threads: int, process: int) -> ThreadPoolExecutor:
     """`process`: threads do not survive a fork, so a child needs its own."""
-    num_workers = min(num_threads, MAX_WORKERS)
-    together = threading.Barrier(num_workers + 1)
+    size = min(num_threads, MAX_WORKERS)
+    together = threading.Barrier(size + 1)
 
     def start() -> None:
         torch.get_num_threads()  # a thread takes over the common number at its first use, so that comes first
-        torch.set_num_threads(num_threads // num_workers)
+        torch.set_num_threads(num_threads // size)
         together.wait()
 
-    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="millionway", initializer=start)
-    for _ in range(num_workers):
+    pool = ThreadPoolExecutor(size, thread_name_prefix="millionway", initializer=start)
+    for _ in range(size):
         pool.submit(int)  # starts one more thread, as none is free before all are there
     together.wait()
     torch.set_num_threads(num_threads)  # what threads to come take over

@@ -243,11 +243,11 @@ def _hybrid_rows(question: Question, instances: int, beside: int) -> dict[str, i
     stored = own * dim * getattr(torch, question.storage).itemsize
     device = torch.device(question.device)
     block = min(own, rows_per_block(batch, device))
-    at_a_time = min(torch.get_num_threads(), threads.MAX_WORKERS) if question.device == "cpu" else 1
+    copies = 4 if question.storage == "bfloat16" else 2  # of a block's rows
     targets = batch * (k + 1)
     table = own * k * FLOAT
     step = {
-        "blocks": at_a_time * block * (batch + (4 if question.storage == "bfloat16" else 2) * dim) * FLOAT,
+        "blocks": threads.num_workers(device) * block * (batch + copies * dim) * FLOAT,
         "embeddings of all devices": 8 * batch * dim * FLOAT + NUM_RUNS * batch * dim * FLOAT,
         "targets": targets * (5 * 8 + 4 * FLOAT),
     }
