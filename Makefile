@@ -41,7 +41,7 @@ faults: $(READY)
 	$(BIN)/python benchmarks/faults/run.py $(SHORT)
 
 bench: $(READY)
-	$(BIN)/python benchmarks/presets.py digits --seeds 3
+	$(BIN)/python benchmarks/presets.py digits
 
 bench-classifier: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -23,6 +23,7 @@ from millionway import randomness
 from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.sampler import Sampler
+from millionway.data.views import view_keys
 from millionway.evaluation.features import Split, extract_split, labeled_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
@@ -204,7 +205,7 @@ def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
         rows = Rows(idea, first)
     kind = {"sgd": torch.optim.SGD, "muon": Muon}[idea.optimizer]
     optimizer = kind(network.parameters(), lr=idea.lr, momentum=0.9, weight_decay=1e-4)
-    keys = [[randomness.key_of(0, "view", epoch, v) for v in range(idea.views)] for epoch in range(idea.epochs)]
+    keys = [view_keys(0, epoch, idea.views) for epoch in range(idea.epochs)]
     batches = ((keys[step // per_epoch], sampler.batch(step)) for step in range(num_steps))
     augmentation = preset("cifar10-small").augmentation.of_a_view
     for step, (views, ids) in enumerate(view_batches(dataset.store, batches, SIZE, CPU, **augmentation)):

@@ -28,6 +28,7 @@ from millionway import randomness
 from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.sampler import Sampler
+from millionway.data.views import view_keys
 from millionway.evaluation.features import Split, extract_split, labeled_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
@@ -83,8 +84,7 @@ class Run:
         per_epoch = self.sampler.steps_per_epoch
 
         def keys(step: int) -> list[int]:
-            epoch = step // per_epoch
-            return [randomness.key_of(training.seed, "view", epoch, view) for view in range(augmentation.views)]
+            return view_keys(training.seed, step // per_epoch, augmentation.views)
 
         batches = ((keys(step), self.sampler.batch(step)) for step in range(self.num_steps))
         size = self.encoder.spec.image_size

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 import tuning
 from presets import write_between_marks
 
-from millionway import randomness
 from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_dataset, open_test
 from millionway.data.sampler import Sampler
+from millionway.data.views import view_keys
 from millionway.evaluation.features import Split, extract_split, labeled_split
 from millionway.evaluation.knn import knn
 from millionway.evaluation.linear import linear
@@ -79,9 +79,7 @@ def train(config: Pretrain, dataset: Dataset, split: Split, few: Split | None, t
     sampler = Sampler(dataset.instance_ids, training.batch_size, training.seed)
     per_epoch = sampler.steps_per_epoch
     num_steps = training.epochs * per_epoch
-    keys = [
-        [randomness.key_of(training.seed, "view", epoch, view) for view in (0, 1)] for epoch in range(training.epochs)
-    ]
+    keys = [view_keys(training.seed, epoch, 2) for epoch in range(training.epochs)]
     batches = ((keys[step // per_epoch], sampler.batch(step)) for step in range(num_steps))
     curve = []
     for step, (views, _) in enumerate(

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from presets import write_between_marks
 
-from millionway import randomness
 from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import open_dataset
 from millionway.data.sampler import Sampler
+from millionway.data.views import view_keys
 from millionway.evaluation.features import extract_split, labeled_split
 from millionway.evaluation.knn import knn
 from millionway.machine import describe_environment
@@ -56,8 +56,7 @@ def measure(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
 
     def batches():
         for step in range(1 << 30):
-            views = range(config.augmentation.views)
-            yield [randomness.key_of(chosen.seed, "view", step, view) for view in views], sampler.batch(step)
+            yield view_keys(chosen.seed, step, config.augmentation.views), sampler.batch(step)
 
     made = view_batches(dataset.store, batches(), size, CPU, **config.augmentation.of_a_view)
     started, steps = time.process_time(), 0

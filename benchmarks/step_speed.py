@@ -21,10 +21,10 @@ from lightly.transforms import SimCLRTransform
 from peer_methods import Values, build_peer
 from torch.utils.data import DataLoader
 
-from millionway import randomness
 from millionway.data.batches import view_batches
 from millionway.data.dataset import open_dataset
 from millionway.data.sampler import Sampler
+from millionway.data.views import view_keys
 from millionway.machine import describe_environment
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.parallel.group import Group
@@ -47,10 +47,7 @@ def ours(data: str, size: int, batch_size: int, **settings: Any) -> Iterator[Non
     state, spec = build(config, dataset, CPU, Group.current())
     sampler, method = Sampler(dataset.instance_ids, batch_size, 0), config.classifier
     options = {"pairs": method.pairs or 0.0, "num_classified": batch_size * (method.row_views or 1)}
-    batches = (
-        ([randomness.key_of(0, "view", step, view) for view in range(config.augmentation.views)], sampler.batch(step))
-        for step in range(1 << 20)
-    )
+    batches = ((view_keys(0, step, config.augmentation.views), sampler.batch(step)) for step in range(1 << 20))
     for views, ids in view_batches(dataset.store, batches, spec.image_size, CPU, **config.augmentation.of_a_view):
         rates = {"lr": 1e-3, "row_lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-4}
         train_step(state.network, state.classifier, state.optimizer, views, ids, None, alpha=0.0, **options, **rates)

@@ -40,6 +40,11 @@ class ViewParameters:
     sigma: Float[Tensor, " images"]  # of the blur, in pixels of the view
 
 
+def view_keys(seed: int, epoch: int, num_views: int) -> list[int]:
+    """Of the views that each image has in an epoch."""
+    return [randomness.key_of(seed, "view", epoch, view) for view in range(num_views)]
+
+
 def draw_parameters(
     key: int,
     instance_ids: Tensor,

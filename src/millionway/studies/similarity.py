@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from millionway import randomness
 from millionway.data.batches import plain_batches, view_batches
 from millionway.data.dataset import Dataset
 from millionway.data.readers import Progress
 from millionway.data.sampler import Sampler
+from millionway.data.views import view_keys
 from millionway.model.prior import PriorProgress, write_prior
 from millionway.parallel.group import Group
 from millionway.settings.pretrain import Pretrain
@@ -37,7 +37,7 @@ def prior_similarity(
     images = progress(images, len(batches), f"{prior}, seed {training.seed}: rows")
     write_prior(prior, network, state.classifier, images, 1.0, PriorProgress())
 
-    keys = [randomness.key_of(training.seed, "view", 0, 0)]
+    keys = view_keys(training.seed, 0, 1)
     numbers = {}
     # Normalizing with a batch moves the running statistics, so it comes last.
     for ending, by_batch in (("", prior not in ("fixed-bn", "running-bn")), ("_training", True)):

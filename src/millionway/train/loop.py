@@ -19,6 +19,7 @@ from millionway.data.dataset import Dataset
 from millionway.data.readers import ReaderKilled
 from millionway.data.sampler import Sampler
 from millionway.data.stores import TooManyUnreadable
+from millionway.data.views import view_keys
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec
 from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
@@ -256,8 +257,7 @@ class Loop:
         return self.config.augmentation.views
 
     def _view_keys(self, step: int) -> list[int]:
-        seed, epoch = self.config.training.seed, step // self.plan.steps_per_epoch
-        return [randomness.key_of(seed, "view", epoch, view) for view in range(self.num_views)]
+        return view_keys(self.config.training.seed, step // self.plan.steps_per_epoch, self.num_views)
 
     def _step(self, views: Tensor, instance_ids: Tensor) -> StepResult:
         state, training, method = self.state, self.config.training, self.config.classifier

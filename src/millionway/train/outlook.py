@@ -19,6 +19,7 @@ from millionway.console import track
 from millionway.data.batches import view_batches
 from millionway.data.dataset import Dataset, open_some
 from millionway.data.stores import MemoryStore
+from millionway.data.views import view_keys
 from millionway.evaluation.snapshots import MAX_IMAGES
 from millionway.machine import free_memory_bytes, has_bfloat16, prepare
 from millionway.parallel.group import Group
@@ -238,7 +239,7 @@ def _ids(config: Pretrain, dataset: Dataset) -> Iterator[tuple[list[int], Tensor
     seed, size, num_views = config.training.seed, config.training.batch_size, config.augmentation.views
     assert size
     for number in itertools.count():
-        keys = [randomness.key_of(seed, "view", number, view) for view in range(num_views)]
+        keys = view_keys(seed, number, num_views)
         known = dataset.instance_ids.repeat(-(-size // len(dataset.instance_ids)))
         order = torch.randperm(len(known), generator=randomness.generator(seed, "order", number))
         yield from ((keys, batch) for batch in known[order].split(size) if len(batch) == size)
