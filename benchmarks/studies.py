@@ -40,6 +40,7 @@ PLAN = [
     ("fashion-mnist", "components"),
     ("fashion-mnist", "instance-vs-semantic"),
     ("cifar10", "sampling"),
+    ("cifar10", "views"),
 ]
 
 
