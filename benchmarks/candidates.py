@@ -9,13 +9,17 @@ then built into the package and measured with other seeds by `peers.py`. Finishe
 """
 
 import argparse
+import itertools
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightly.utils.lars import LARS
 from presets import write_between_marks
 from torch import Tensor, nn
 
@@ -69,6 +73,19 @@ class Idea:
     """weight of the rows' loss for the encoder"""
     negatives: int = 0
     """compare with as many random rows and the batch's own; 0: with all"""
+    crop_min: float | None = None
+    """smallest area of a crop; by default the preset's, as the next"""
+    jitter: float | None = None
+    row_decay: float = 1e-4
+    row_momentum: float = 0.9
+    margin: float = 0.0
+    """is taken off the cosine with the own row"""
+    second_head: bool = False
+    """the pairs have a head of their own"""
+    window: int = 0
+    """a quarter of the images is visited so many times while it moves on by its length, as in PIC"""
+    small_size: int = 0
+    """side of the images in the first 70 % of the steps"""
 
     @property
     def changes(self) -> dict:
@@ -81,6 +98,16 @@ class Idea:
 
 
 MUON = {"optimizer": "muon", "lr": 0.02}
+BOTH: dict[str, Any] = {
+    "optimizer": "muon",
+    "lr": 0.03,
+    "row_rate": 1.2,
+    "epochs": 4,
+    "views": 2,
+    "pairs": 1.0,
+    "rows": 0.3,
+}
+"""about the defaults"""
 IDEAS = [
     Idea(epochs=10),
     Idea(),
@@ -101,6 +128,20 @@ IDEAS = [
     Idea(optimizer="muon", lr=0.03, batch=64, row_rate=1.2, epochs=8, views=2, pairs=1.0),
     Idea(method="pairs", optimizer="muon", lr=0.03, epochs=8, views=2, decoupled=True),
     Idea(optimizer="muon", lr=0.03, row_rate=1.2, epochs=8, views=2, pairs=1.0, decoupled=True, rows=0.3),
+    Idea(**BOTH),
+    Idea(**BOTH, crop_min=0.2),
+    Idea(**BOTH, jitter=0.25),
+    Idea(**BOTH, jitter=1.0),
+    Idea(**BOTH | {"optimizer": "adamw", "lr": 2e-3}),
+    Idea(**BOTH | {"optimizer": "lars", "lr": 2.0}),
+    Idea(**BOTH, row_decay=0.0),
+    Idea(**BOTH, row_decay=1e-3),
+    Idea(**BOTH | {"row_rate": 12.0, "row_momentum": 0.0}),
+    Idea(**BOTH, margin=0.1),
+    Idea(**BOTH, second_head=True),
+    Idea(**BOTH, neighbors=0.3),
+    Idea(**BOTH, window=2),
+    Idea(**BOTH | {"epochs": 5}, small_size=24),
 ]
 
 
@@ -115,9 +156,42 @@ def build_network(idea: Idea) -> nn.Sequential:
     return nn.Sequential(encoder, nn.Sequential(*head))
 
 
-def embed(network: nn.Module, views: Tensor) -> Tensor:
+def build_optimizer(idea: Idea, network: nn.Module) -> torch.optim.Optimizer:
+    if idea.optimizer == "adamw":
+        return torch.optim.AdamW(network.parameters(), lr=idea.lr, weight_decay=0.05)
+    kind = {"sgd": torch.optim.SGD, "muon": Muon, "lars": LARS}[idea.optimizer]
+    return kind(network.parameters(), lr=idea.lr, momentum=0.9, weight_decay=1e-4)
+
+
+def view_batches_of(idea: Idea, dataset: Dataset, sampler: Sampler, num_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    augmentation = preset("cifar10-small").augmentation.of_a_view
+    augmentation |= {name: getattr(idea, name) for name in ("crop_min", "jitter") if getattr(idea, name) is not None}
+    visits = _window_visits if idea.window else _visits
+    batches = list(itertools.islice(visits(idea, sampler), num_steps))
+    small = round(0.7 * num_steps) if idea.small_size else 0
+    for size, part in ((idea.small_size, batches[:small]), (SIZE, batches[small:])):
+        yield from view_batches(dataset.store, part, size, CPU, **augmentation)
+
+
+def _visits(idea: Idea, sampler: Sampler) -> Iterator[tuple[list[int], Tensor]]:
+    for step in itertools.count():
+        yield view_keys(0, step // sampler.steps_per_epoch, idea.views), sampler.batch(step)
+
+
+def _window_visits(idea: Idea, sampler: Sampler) -> Iterator[tuple[list[int], Tensor]]:
+    order, length = sampler.order(0), len(sampler.instance_ids) // 4
+    for number in itertools.count():
+        inside = order.roll(-number * length // idea.window)[:length]
+        inside = inside[torch.randperm(length, generator=randomness.generator(0, "window", number))]
+        keys = view_keys(0, number, idea.views)
+        yield from ((keys, ids) for ids in inside.split(idea.batch) if len(ids) == idea.batch)
+
+
+def embed(encoder: nn.Module, heads: list[nn.Module], views: Tensor) -> list[Tensor]:
+    """By each of the heads."""
     with torch.autocast("cpu", torch.bfloat16):
-        return F.normalize(network(views).float())
+        features = encoder(views)
+        return [F.normalize(head(features).float()) for head in heads]
 
 
 def product(x: Tensor, rows: Tensor) -> Tensor:
@@ -143,6 +217,8 @@ class Rows:
             loss = self._fresh(x[:half], x[half:], ids[:half], unit) + self._fresh(x[half:], x[:half], ids[:half], unit)
             return loss / 2 + F.cross_entropy(product(x.detach(), unit) / idea.temperature, ids)
         logits = product(x, unit) / idea.temperature
+        if idea.margin:
+            logits = logits.scatter_add(1, ids[:, None], torch.full((len(ids), 1), -idea.margin / idea.temperature))
         own = logits.gather(1, ids[:, None])[:, 0]
         if self.nearest is not None:
             near = logits.gather(1, self.nearest[ids])
@@ -172,7 +248,7 @@ class Rows:
     @torch.no_grad()
     def update(self, factor: float) -> None:
         assert self.weight.grad is not None
-        self.velocity.mul_(0.9).add_(self.weight.grad).add_(self.weight, alpha=1e-4)
+        self.velocity.mul_(self.idea.row_momentum).add_(self.weight.grad).add_(self.weight, alpha=self.idea.row_decay)
         self.weight.sub_(self.velocity, alpha=self.idea.row_rate * factor)
         self.weight.grad = None
 
@@ -203,21 +279,18 @@ def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
             for images, ids in plain_batches(dataset.store, torch.cat(sampler.pass_over_all()), SIZE, idea.batch, CPU):
                 first[ids] = network(images)
         rows = Rows(idea, first)
-    kind = {"sgd": torch.optim.SGD, "muon": Muon}[idea.optimizer]
-    optimizer = kind(network.parameters(), lr=idea.lr, momentum=0.9, weight_decay=1e-4)
-    keys = [view_keys(0, epoch, idea.views) for epoch in range(idea.epochs)]
-    batches = ((keys[step // per_epoch], sampler.batch(step)) for step in range(num_steps))
-    augmentation = preset("cifar10-small").augmentation.of_a_view
-    for step, (views, ids) in enumerate(view_batches(dataset.store, batches, SIZE, CPU, **augmentation)):
+    heads = [network[1]] + ([nn.Linear(network[0].feature_dim, idea.dim)] if idea.second_head else [])
+    optimizer = build_optimizer(idea, nn.ModuleList([network[0], *heads]))
+    for step, (views, ids) in enumerate(view_batches_of(idea, dataset, sampler, num_steps)):
         factor = learning_rate(step, num_steps, per_epoch, 1.0)
         for group in optimizer.param_groups:
             group["lr"] = idea.lr * factor
         if rows is not None and idea.neighbors and step % per_epoch == 0 and step >= 0.3 * num_steps:
             rows.search()
-        x = embed(network, views)
+        x, *others = embed(network[0], heads, views)
         loss = pairs_loss(x, idea) if rows is None else rows.loss(_scaled(x, idea.rows), ids)
         if idea.pairs:
-            loss = loss + idea.pairs * pairs_loss(x, idea)
+            loss = loss + idea.pairs * pairs_loss(others[0] if others else x, idea)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
