@@ -37,6 +37,8 @@ class Values:
     """or linear: one Linear to 128, where the loss is NT-Xent"""
     queue: int = 4096
     """negatives that MoCo remembers"""
+    views: Literal["ours", "lightly"] = "ours"
+    """who makes them: lightly by the transform of its SimCLR"""
 
 
 def in_float32(criterion: Callable[..., Tensor]) -> Callable[..., Tensor]:

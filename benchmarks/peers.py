@@ -12,17 +12,20 @@ evaluation. A cell is (method, values, seed, set, images, epochs); one that is f
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import peer_tables
 import torch
+from lightly.transforms import SimCLRTransform
 from peer_cells import METHODS, OURS, PRESETS, TUNING, Cell
 from peer_methods import build_peer
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from millionway import randomness
 from millionway.data.batches import plain_batches, view_batches
@@ -73,6 +76,7 @@ class Run:
     step: Step
     dataset: Dataset
     warmup_epochs: float
+    views_by: Literal["ours", "lightly"] = "ours"
 
     @property
     def num_steps(self) -> int:
@@ -88,10 +92,24 @@ class Run:
 
         batches = ((keys(step), self.sampler.batch(step)) for step in range(self.num_steps))
         size = self.encoder.spec.image_size
-        made = view_batches(self.dataset.store, batches, size, CPU, **augmentation.of_a_view)
+        if self.views_by == "ours":
+            made = view_batches(self.dataset.store, batches, size, CPU, **augmentation.of_a_view)
+        else:
+            made = self._lightly_batches(size)
         warmup = round(self.warmup_epochs * per_epoch)
         for number, (images, instance_ids) in enumerate(made):
             yield self.step(images, instance_ids, learning_rate(number, self.num_steps, warmup, 1.0))
+
+    def _lightly_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same images in each step; the encoder normalizes."""
+        strength, blur = self.config.augmentation.jitter, self.config.augmentation.blur
+        transform = SimCLRTransform(size, cj_strength=strength, gaussian_blur=blur, normalize=None)
+        random.seed(self.config.training.seed)
+        torch.manual_seed(self.config.training.seed)
+        ids = torch.cat([self.sampler.batch(step) for step in range(self.num_steps)])
+        for images, batch in plain_batches(self.dataset.store, ids, size, self.sampler.batch_size, CPU):
+            first, second = zip(*(transform(to_pil_image(image)) for image in images))
+            yield torch.stack([*first, *second]), batch.repeat(2)
 
 
 def begin(cell: Cell, dataset: Dataset) -> Run:
@@ -110,7 +128,7 @@ def begin(cell: Cell, dataset: Dataset) -> Run:
         def peer_step(views: Tensor, instance_ids: Tensor, factor: float) -> Tensor:
             return peer.step(*views.chunk(2), values.lr * factor)
 
-        return Run(config, network.encoder, sampler, peer_step, dataset, values.warmup_epochs)
+        return Run(config, network.encoder, sampler, peer_step, dataset, values.warmup_epochs, values.views)
 
     peak = training.lr
     ids = torch.cat(sampler.pass_over_all())
@@ -205,7 +223,7 @@ def where(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def comparison(chosen: argparse.Namespace) -> list[Cell]:
-    """Equal CPU seconds first, for every seed; then equal views, and SimCLR with as many steps."""
+    """Equal CPU seconds for every seed; then equal views, and SimCLR with as many steps; once with views by lightly."""
     at = where(chosen)
     equal = {name: epochs_of(name, "SimCLR", chosen.epochs, at) for name in chosen.methods}
     cells = [
@@ -218,7 +236,8 @@ def comparison(chosen: argparse.Namespace) -> list[Cell]:
         cells.append(Cell(OURS, ours, seed, epochs=2 * chosen.epochs // ours["views"], **at))
         half = {**METHODS["SimCLR"].values, "batch_size": METHODS["SimCLR"].values["batch_size"] // 2}
         cells.append(Cell("SimCLR", half, seed, epochs=chosen.epochs, **at))
-    return cells
+    theirs = {**METHODS["SimCLR"].values, "views": "lightly"}
+    return [*cells, Cell("SimCLR", theirs, chosen.seeds[0], epochs=chosen.epochs, **at)]
 
 
 def main() -> None:
