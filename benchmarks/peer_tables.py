@@ -1,5 +1,6 @@
 """Cells of the comparison -> tables in docs/experiments.md and a picture of k-NN against CPU seconds."""
 
+import itertools
 import json
 import statistics
 from collections import defaultdict
@@ -13,6 +14,7 @@ from millionway.studies.markdown import COLORS, difference, mean_and_spread
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
 REFERENCES = ("SimCLR", "MoCo v2", "SimCLR, Muon")
+LONG = 50  # epochs: from there on a comparison of its own
 SCORES = {"knn_200": "k-NN", "linear_top1": "linear"}
 
 
@@ -30,19 +32,22 @@ def name_of(cell: dict[str, Any]) -> str:
     return f"{cell['method']}, {', '.join(changes)}".replace("_", " ")
 
 
-def results_of(folder: Path) -> dict[tuple[str, int], dict[int, dict[str, Any]]]:
-    """{(method, epochs): {seed: result}} of the seeds that were not tuned on."""
-    found: dict[tuple[str, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+Results = dict[tuple[str, int], dict[int, dict[str, Any]]]
+"""{(method, epochs): {seed: result}}"""
+
+
+def results_of(folder: Path, long: bool) -> Results:
+    """Those of the seeds that were not tuned on."""
+    found: Results = defaultdict(dict)
     for path in sorted(folder.glob("*.json")):
         result = read(path)
-        if result["cell"]["seed"] != 0:
+        if result["cell"]["seed"] != 0 and (result["cell"]["epochs"] >= LONG) == long:
             found[name_of(result["cell"]), result["cell"]["epochs"]][result["cell"]["seed"]] = result
     return found
 
 
-def comparison(folder: Path) -> str:
+def comparison(found: Results) -> str:
     """Methods in the order of their k-NN, then each against the references."""
-    found = results_of(folder)
     values = {key: {s: [r[s] for r in runs.values()] for s in SCORES} for key, runs in found.items()}
     order = sorted(found, key=lambda key: -statistics.mean(values[key]["knn_200"]))
     lines = ["| method | epochs | seeds | CPU seconds | k-NN | linear |", "|---|---|---|---|---|---|"]
@@ -75,17 +80,17 @@ def tried(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
-def draw(folder: Path, path: Path) -> None:
+def draw(found: Results, path: Path) -> None:
     """k-NN on few images against CPU seconds, mean over seeds."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    drawn = [(key, runs) for key, runs in results_of(folder).items() if key[0] in METHODS]
+    drawn = [(key, runs) for key, runs in found.items() if key[0] in METHODS and _curves(runs)]
     drawn.sort(key=lambda each: -statistics.mean(run["knn_200"] for run in each[1].values()))
     for (name, epochs), runs in drawn:
-        curves = [[p for p in run["curve"] if "knn_200" in p] for run in runs.values()]
+        curves = _curves(runs)
         seconds = [statistics.mean(point["cpu_seconds"] for point in points) for points in zip(*curves)]
         scores = [100 * statistics.mean(point["knn_200"] for point in points) for points in zip(*curves)]
         color = COLORS[list(METHODS).index(name) % len(COLORS)]
@@ -95,8 +100,14 @@ def draw(folder: Path, path: Path) -> None:
     figure.legend(fontsize=8, frameon=False, loc="outside right center")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    with rc_context({"svg.hashsalt": folder.name}):
+    with rc_context({"svg.hashsalt": path.stem.removeprefix("peers_")}):
         figure.savefig(path, metadata={"Date": None})
+
+
+def _curves(runs: dict[int, dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Of the runs that were scored along the way."""
+    curves = [[point for point in run["curve"] if "knn_200" in point] for run in runs.values()]
+    return [points for points in curves if points]
 
 
 def costs() -> str:
@@ -127,7 +138,8 @@ def write() -> None:
     write_between_marks(DOCUMENT, "peers cost", costs())
     write_between_marks(DOCUMENT, "step speed", speeds())
     write_between_marks(DOCUMENT, "peers tuning", tried(TUNING))
-    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        if results_of(folder):
-            write_between_marks(DOCUMENT, f"peers {folder.name}", comparison(folder))
-            draw(folder, DOCUMENT.parent / f"peers_{folder.name}.svg")
+    folders = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+    for folder, ending in itertools.product(folders, ("", "_long")):
+        if found := results_of(folder, bool(ending)):
+            write_between_marks(DOCUMENT, f"peers {folder.name}{ending}", comparison(found))
+            draw(found, DOCUMENT.parent / f"peers_{folder.name}{ending}.svg")
