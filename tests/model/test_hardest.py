@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from millionway.model import hardest
 
@@ -29,6 +30,33 @@ def test_does_not_depend_on_blocks(monkeypatch) -> None:
     monkeypatch.setitem(hardest.BLOCK_ROWS, "cpu", 41)
     assert torch.equal(whole, hardest.top_k(rows, 7, alive))
     assert whole.dtype == torch.int32
+
+
+class _Products(TorchDispatchMode):
+    """The sizes of all products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm):
+            self.sizes.append(result.numel())
+        return result
+
+
+def test_no_product_is_larger_than_a_block(monkeypatch) -> None:
+    monkeypatch.setitem(hardest.BLOCK_ROWS, "cpu", 64)
+    monkeypatch.setattr(hardest, "ONE_PANEL_BYTES", 0)
+    monkeypatch.setattr(hardest, "PANEL_BYTES", 1 << 18)
+    rows, alive = clustered(4000), torch.ones(4000, dtype=torch.bool)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a mode sees the thread that it was entered in
+    with _Products() as products:
+        hardest.top_k(rows, 5, alive)
+    torch.set_num_threads(num_threads)
+    assert len(products.sizes) > (4000 / 64) ** 2 / 2 and max(products.sizes) <= 64**2
 
 
 def clustered(num: int, dim: int = 16, seed: int = 0) -> torch.Tensor:

@@ -87,12 +87,18 @@ def _panel_rows(num_rows: int, dim: int, k: int, block: int) -> int:
     return num_rows if fits else max(1, PANEL_BYTES // _row_bytes(dim, k) // block) * block
 
 
-def search_bytes(num_rows: int, dim: int, k: int, device: torch.device) -> int:
-    """What a search among so many own rows takes beside them: the table that is made, a panel, and a block of cosines
-    for each worker with the marks of those that reach their bound."""
+def _sample_every(num_instances: int, k: int) -> int:
+    return max(1, min(SAMPLE_EVERY, num_instances // max(MIN_SAMPLE_ROWS, 4 * k)))
+
+
+def search_bytes(num_rows: int, num_instances: int, dim: int, k: int, device: torch.device) -> int:
+    """What a search for so many own rows takes beside them: the table that is made, the sample of all, a panel, and a
+    block of cosines for each worker with the marks of those that reach their bound."""
     block = BLOCK_ROWS.get(device.type, BLOCK_ROWS_ELSEWHERE)
+    sample = num_instances // _sample_every(num_instances, k) * 4 * (dim + 2)
+    panel = _panel_rows(num_rows, dim, k, block) * _row_bytes(dim, k)
     working = threads.num_workers(device) * (4 + 1) * min(block, num_rows) ** 2
-    return 4 * num_rows * k + _panel_rows(num_rows, dim, k, block) * _row_bytes(dim, k) + working
+    return 4 * num_rows * k + sample + panel + working
 
 
 @dataclass
@@ -170,8 +176,8 @@ class _Search:
         self.scanned: Callable[[], object] = lambda: None  # called after each scan
         self.all_alive = not collectives.any_rank(group, not bool(own.alive.all()))
         self.frame = Frame(self._mean())
-        every = max(1, min(SAMPLE_EVERY, num_instances // max(MIN_SAMPLE_ROWS, 4 * k)))
-        places, here = own.places(torch.arange(0, num_instances, every, device=self.device))
+        sampled = torch.arange(0, num_instances, _sample_every(num_instances, k), device=self.device)
+        places, here = own.places(sampled)
         places = places[here]
         sample = collectives.all_gather_uneven(group, own.rows[places[own.alive[places]]])
         self.sample = self.frame.keys(self.frame.lift(sample))
@@ -220,8 +226,18 @@ class _Search:
         n = max(12, -(-4 * self.k * len(self.sample) // self.num_instances))
         best.bound.fill_(-torch.inf)
         if n < len(self.sample) // 2:
-            best.bound.copy_((best.lifted @ self.sample.T).topk(n, dim=1).values[:, -1])
+            best.bound.copy_(self._best_of_sample(best.lifted, n)[:, -1])
         best.first_bound.copy_(best.bound)
+
+    def _best_of_sample(self, lifted: Float[Tensor, "rows lifted"], n: int) -> Float[Tensor, "rows n"]:
+        """Block by block, as the sample grows with the number of classes."""
+        best = lifted.new_empty(len(lifted), 0)
+        memory = lifted.new_empty(self.own.block**2)
+        for keys in self.sample.split(self.own.block):
+            found = product(lifted, keys, memory).topk(min(n, len(keys)), dim=1, sorted=False).values
+            best = torch.cat([best, found], dim=1)
+            best = best.topk(min(n, best.shape[1]), dim=1).values
+        return best
 
     def _among_themselves(self, panel: dict[int, _Best]) -> None:
         """Blocks of the panel with each other, both ways at once."""

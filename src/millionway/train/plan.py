@@ -251,7 +251,7 @@ def _hybrid_rows(question: Question, instances: int, beside: int) -> dict[str, i
         "embeddings of all devices": 8 * batch * dim * FLOAT + NUM_RUNS * batch * dim * FLOAT,
         "targets": targets * (5 * 8 + 4 * FLOAT),
     }
-    search = search_bytes(own, dim, k, device) if k else 0
+    search = search_bytes(own, instances, dim, k, device) if k else 0
     return {
         "rows": stored,
         "their momentum": stored,
