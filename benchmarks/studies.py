@@ -28,6 +28,7 @@ VALUES = {
     "row_norm": 1.0,
     "row_lr": 50.0,
     "eval_images": 5000,
+    "encoder_precision": "float32",
 }
 PLAN = [
     ("cifar10", "prior-similarity"),

@@ -41,14 +41,14 @@ class Training:
     """passes over all images, but for the last incomplete batch of each; more of them with --resume extend a finished
     run, whose learning rate rises again (--lr says how far)"""
     batch_size: Chosen[Positive[int]] = None
-    """images per step over all processes; by default 64 (512 with a GPU), 128 for many images, 256 for very many, or an
-    eighth of the images"""
+    """images per step over all processes; by default 64, 128 for many images (from 25,000 on), 256 for very many (from
+    250,000 on), 512 with a GPU, and at most an eighth of the images"""
     optimizer: Chosen[Literal["sgd", "muon"]] = None
     """of encoder and head: by default Muon, which learns more per view, or SGD as in the paper for very many images
     without given weights (--init-from); rows take SGD with both"""
     lr: Chosen[Positive[float]] = None
-    """peak learning rate; by default 0.03, 0.04 for many images, with sgd 0.06; for very many images the paper's 0.48 x
-    batch / 4096; a tenth of that with --init-from"""
+    """peak learning rate; by default 0.03, 0.04 for many images, with sgd 0.06, for very many images the paper's 0.48 x
+    batch / 4096; with --init-from a tenth of what it would be"""
     warmup_epochs: Chosen[NotNegative[int]] = None
     """linear warm-up; by default 10, or 3 below 100 epochs, or 1 up to 10 epochs; then cosine to 0"""
     extended_from: Chosen[str] = None
@@ -61,9 +61,9 @@ class Training:
     encoder_lr: Chosen[Positive[float]] = None
     """learning rate of the encoder as a multiple of --lr; by default 1"""
     momentum: BelowOne = 0.9
-    """of SGD, for encoder, head and rows"""
+    """of encoder, head and rows"""
     weight_decay: NotNegative[float] = 1e-4
-    """of SGD, for encoder, head and rows"""
+    """of encoder, head and rows"""
     micro_batch: Chosen[Positive[int]] = None
     """images each process encodes at a time, twice, so that a large batch fits into little memory; by default all"""
     bn: Chosen[Literal["batch", "fixed"]] = None
@@ -83,8 +83,8 @@ class Model:
     """first layers of a ResNet: small keeps the resolution; auto takes it for images up to 64 px"""
     encoder_precision: Chosen[EncoderPrecision] = None
     """what encoder and head compute in while they learn, and the products of Muon; weights are float32; by default
-    bfloat16 where the device has instructions for it; on CPUs for ResNets alone, from 16 px on, and not with --sync-bn
-    or --bn fixed"""
+    bfloat16 where the device has instructions for it; on CPUs for ResNets alone, from 16 px on (32 with the standard
+    stem), and not with --sync-bn or --bn fixed"""
     head: Chosen[Literal["mlp", "linear", "none"]] = None
     """from feature to embedding: Linear-BN-ReLU-Linear, one Linear, or nothing; by default linear, or mlp for very many
     images"""
@@ -106,7 +106,8 @@ class Classifier:
     higher for many images, a quarter with sgd, or 1 for very many images; with --init-from so much more as --lr is
     lower than usual"""
     hardest: Chosen[NotNegative[int]] = None
-    """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100"""
+    """K: how many hardest classes share the smoothed label; by default the smaller of 100 and images / 100,
+    or 0 where labels are not smoothed"""
     smoothing: Chosen[BelowOne] = None
     """alpha: how much of the label they share; 0 turns it off; by default 0, or 0.2 with --hardest or for very many
     images"""

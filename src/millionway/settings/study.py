@@ -38,7 +38,7 @@ Assignments = Annotated[
 
 @dataclass(frozen=True)
 class Study:
-    """Run one of the paper's ablations on your data: components, initialization, sampling, smoothing,
+    """Run one of the paper's ablations on your data: components, initialization, sampling, smoothing, views,
     prior-similarity, instance-vs-semantic. Start it again to go on: finished runs are kept."""
 
     name: tyro.conf.Positional[str]

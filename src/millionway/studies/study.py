@@ -34,6 +34,9 @@ log = logging.getLogger("millionway")
 
 SHOWN_EPOCHS = (1, 2, 5, 10, 25, 50, 100, 200)
 
+PAPER_LOSS = {"optimizer": "sgd", "pairs": 0.0}
+"""The claims are about these; a user may still set others."""
+
 
 def study(asked: Study) -> Path:
     """Run a study and return its table. Finished runs in the folder are taken as they are."""
@@ -41,14 +44,14 @@ def study(asked: Study) -> Path:
     if name not in STUDIES:
         raise ValueError(f"study {name}: no such study. {suggest(name, STUDIES)}")
     _check_different(seeds=seeds, epochs=epochs)
-    changes = asked.changes
-    _check_owned(changes, VARIED | {"seed", "threads", "labels"})
-    config = _common_settings(asked)
+    _check_owned(asked.changes, VARIED | {"seed", "threads", "labels"})
+    changes = PAPER_LOSS | {"eval_every": 1} | asked.changes
+    config = _common_settings(asked, changes)
     device = choose_device(config.running.device)
     source = open_source(config.data, config.images.data_root, max_images=config.images.max_images)
     cells = STUDIES[name].cells(_setting(config, len(source), epochs, device))
     # The others take a number of views or a batch size from the user, this one from its rows and --batch-size.
-    _check_owned(changes, {key for cell in cells for key in cell.settings} - {"batch_size"})
+    _check_owned(asked.changes, {key for cell in cells for key in cell.settings} - {"batch_size"})
     known = [cell.name for cell in cells]
     for row in asked.cells:
         if row not in known:
@@ -66,7 +69,7 @@ def study(asked: Study) -> Path:
         jobs = [Job(cell, seed, out) for cell in chosen for seed in seeds]
         with _live(name, chosen, seeds, jobs) as show:
             try:
-                run_jobs(jobs, {"eval_every": 1, **changes}, asked.jobs, num_cores(), show)
+                run_jobs(jobs, changes, asked.jobs, num_cores(), show)
             except CellsFailed as error:
                 failed = error
         numbers = _numbers([Job(cell, seed, out) for cell in cells for seed in seeds])
@@ -94,10 +97,9 @@ def _check_owned(changes: dict[str, Any], owned: set[str]) -> None:
         raise ValueError(f"--set {key}: the study itself chooses it")
 
 
-def _common_settings(asked: Study) -> Pretrain:
+def _common_settings(asked: Study, changes: dict[str, Any]) -> Pretrain:
     """What all runs have in common."""
-    given = {"eval_every": 1, **asked.changes, "out": asked.out}
-    config = settings.with_settings(first_settings(asked.preset, None), **given)
+    config = settings.with_settings(first_settings(asked.preset, None), **changes, out=asked.out)
     if not config.data:
         raise ValueError("--data is missing: a folder of images, a list of files, or a named set such as digits")
     settings.check(config)

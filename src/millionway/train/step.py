@@ -39,7 +39,7 @@ def train_step(
     views_at_once: int | None = None,
     clock: Clock | None = None,
 ) -> StepResult:
-    """Tell every view's instance from all others; move encoder, head and rows by SGD.
+    """Tell every view's instance from all others; move encoder and head by the optimizer, rows by SGD.
 
     The views of an image are rows of the batch with the same class. `hardest` and `alpha` smooth the labels. pairs:
     weight of the second loss, in which these views find each other; the loss that is returned is without it.
