@@ -1,8 +1,10 @@
 """Run by torchrun, on every rank: each check compares the ranks' common work with a slow twin in one process."""
 
+import gc
 import sys
 import time
 import traceback
+import weakref
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -263,6 +265,16 @@ def gradients_are_the_same_after_a_new_start(group: Group) -> None:
     assert all(torch.equal(*each) for each in zip(*found))
 
 
+def a_network_is_let_go(group: Group) -> None:
+    """Else its connections outlive `leave`, and their threads the interpreter."""
+    network = group.data_parallel(torch.nn.Linear(3, 2))
+    network(torch.ones(1, 3)).sum().backward()
+    still_there = weakref.ref(network)
+    del network
+    gc.collect()
+    assert still_there() is None
+
+
 def rows_move_while_gradients_travel(group: Group) -> None:
     """One rank's backward is held up until another one has moved its rows: that one cannot have the gradients yet."""
     folder, ids = Path(sys.argv[1]), torch.arange(4)
@@ -380,6 +392,7 @@ CHECKS = [
     bad_input_is_refused_by_all,
     steps_do_not_depend_on_the_ranks,
     gradients_are_the_same_after_a_new_start,
+    a_network_is_let_go,
     rows_move_while_gradients_travel,
     running_statistics_are_shared_in_the_priors_pass,
     shards_are_whole,

@@ -14,7 +14,7 @@ from millionway.parallel.row_shards import load_shards
 
 def torchrun(size: int, *command: str, **options) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}  # says where a rank was aborted
     return subprocess.run([*launcher, *command], capture_output=True, text=True, env=environment, **options)
 
 
@@ -29,7 +29,7 @@ def test_ranks_do_together_what_one_does_alone(size: int, shards: Path) -> None:
     folder = shards / f"ranks_{size}"
     folder.mkdir()
     done = torchrun(size, str(Path(__file__).parent / "on_ranks.py"), str(folder))
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
     assert done.stdout.count("all well") == size
     for num in (37, 3):
         loaded = {"rows": torch.zeros(num, 4), "hardest": torch.zeros(num, 2, dtype=torch.int32)}

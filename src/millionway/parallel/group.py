@@ -73,9 +73,11 @@ class _DataParallel(DistributedDataParallel):
     def __init__(self, network: nn.Module, **options: bool) -> None:
         super().__init__(network, **options)  # pyright: ignore[reportArgumentType]
         self.meanwhile: list[Callable[[], None]] = []
-        self.register_comm_hook(None, self._send)
+        # Not a method of this object: torch would hold it for ever, and with it gloo's threads after `leave`.
+        self.register_comm_hook(self.meanwhile, _DataParallel._send)
 
-    def _send(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    @staticmethod
+    def _send(meanwhile: list[Callable[[], None]], bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The mean over the ranks of a bucket of gradients; gloo's threads, or NCCL's stream, carry it.
 
         Gradients are arranged anew after the first backward, and the order in which three ranks are added up depends on
@@ -92,8 +94,8 @@ class _DataParallel(DistributedDataParallel):
             return (total / size).to(gradients.dtype) if is_exact else total
 
         arrived = work.get_future().then(mean)
-        while bucket.is_last() and self.meanwhile:
-            self.meanwhile.pop()()
+        while bucket.is_last() and meanwhile:
+            meanwhile.pop()()
         return arrived
 
 
