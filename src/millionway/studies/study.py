@@ -20,6 +20,7 @@ from millionway.files import write_whole
 from millionway.machine import choose_device, describe_environment, num_cores
 from millionway.settings import pretrain as settings
 from millionway.settings.checks import flag, suggest
+from millionway.settings.presets import PAPER
 from millionway.settings.pretrain import Pretrain
 from millionway.settings.resolve import Facts, resolve
 from millionway.settings.stored import first_settings
@@ -34,7 +35,7 @@ log = logging.getLogger("millionway")
 
 SHOWN_EPOCHS = (1, 2, 5, 10, 25, 50, 100, 200)
 
-PAPER_LOSS = {"optimizer": "sgd", "pairs": 0.0}
+PAPER_LOSS = {name: PAPER[name] for name in ("optimizer", "pairs")}
 """The claims are about these; a user may still set others."""
 
 
