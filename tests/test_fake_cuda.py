@@ -17,6 +17,7 @@ from millionway.evaluation.linear import Fit, linear
 from millionway.evaluation.retrieval import retrieval
 from millionway.model import hardest
 from millionway.model.classifier import InstanceClassifier
+from millionway.model.encoder import Encoder, EncoderSpec
 from millionway.model.head import build_head
 from millionway.model.network import Network
 from millionway.model.prior import PriorProgress, write_prior
@@ -45,8 +46,9 @@ def ids_of(num: int) -> torch.Tensor:
 
 
 def network_of(cuda: FakeCuda) -> Network:
-    encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    network = Network(encoder, build_head("mlp", 8, DIM, 0), "bfloat16")  # pyright: ignore[reportArgumentType]
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    encoder = Encoder(EncoderSpec("of this test", "small", SIZE, (0.5,) * 3, (0.2,) * 3), backbone, 8)
+    network = Network(encoder, build_head("mlp", 8, DIM, 0), "bfloat16")
     return on_fake_cuda(network, cuda)  # pyright: ignore[reportReturnType]
 
 

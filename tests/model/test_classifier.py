@@ -8,7 +8,7 @@ from classifiers import blocks_of, make
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millionway.model import compare, softmax
+from millionway.model import compare, products, softmax
 from millionway.model import hardest as hardest_search
 from millionway.model.classifier import InstanceClassifier, NotFiniteError
 
@@ -69,6 +69,69 @@ def test_equals_dense_reference_for_twenty_steps() -> None:
             assert leaf.grad is not None and reference.relative_error(leaf.grad, gradient) < tolerance
         assert reference.relative_error(classifier.weight, dense.rows.detach()) < tolerance
         assert reference.relative_error(classifier.momentum, dense.momentum) < tolerance
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+@pytest.mark.parametrize("tau", [0.15, 0.05, 0.02])
+def test_products_in_bfloat16_are_near_the_dense_reference(
+    monkeypatch: pytest.MonkeyPatch, has_instructions: bool, tau: float
+) -> None:
+    """Kept or computed again, with dead rows and smoothed labels; by tensors of bfloat16 or emulated."""
+    monkeypatch.setattr(products, "has_bfloat16", lambda device: has_instructions)
+    ids, g = torch.arange(40).repeat(2), torch.Generator().manual_seed(3)
+    found, gradients = [], []
+    for keep_bytes in (1 << 30, 0):
+        classifier = make(500, 64, tau, torch.float32, precision="bfloat16", keep_bytes=keep_bytes)
+        classifier.alive[100:] = torch.arange(400) % 7 > 0
+        living = classifier.alive.nonzero()[:, 0]
+        dense = reference.DenseClassifier(classifier.weight[living].double(), tau)
+        hardest = classifier.hardest(5)
+        known = torch.searchsorted(living, hardest.long()).to(torch.int32)[living]
+        x = classifier.weight[ids] / classifier.weight[ids].norm(dim=1, keepdim=True)
+        leaf = (0.5 * x + torch.randn(80, 64, generator=g.manual_seed(1)) / 8).requires_grad_()
+        with blocks_of(64):
+            loss = classifier(leaf, ids, hardest, 0.2)
+            loss.backward()
+            kept = classifier._kept.blocks
+            classifier.update(0.5)
+        expected, gradient = dense.step(leaf.detach().double(), ids, 0.5, known, 0.2)
+        assert [block.dtype for block in kept[:1]] == (
+            [torch.bfloat16 if has_instructions and tau >= 0.05 else torch.float32] if keep_bytes else []
+        )
+        assert abs(float(loss.detach() - expected)) < 0.02
+        assert leaf.grad is not None and reference.relative_error(leaf.grad, gradient) < 0.03
+        assert reference.relative_error(classifier.momentum[living], dense.momentum) < 0.03
+        found.append(classifier.momentum.clone())
+        gradients.append(leaf.grad)
+    assert torch.equal(*found) and torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(("num", "tau"), [(100, 0.1), (2000, 0.1), (2000, 0.05)])
+def test_in_bfloat16_images_that_are_known_well_have_good_gradients(
+    monkeypatch: pytest.MonkeyPatch, num: int, tau: float
+) -> None:
+    """p of an own row is near 1, so that p - q is a small difference."""
+    monkeypatch.setattr(products, "has_bfloat16", lambda device: True)
+    classifier = make(num, 64, tau, torch.float32, precision="bfloat16")
+    dense = reference.DenseClassifier(classifier.weight.double(), tau)
+    ids = torch.arange(40)
+    rows = classifier.weight[ids] / classifier.weight[ids].norm(dim=1, keepdim=True)
+    leaf = (0.95 * rows + 0.04 * torch.randn(40, 64, generator=torch.Generator().manual_seed(1))).requires_grad_()
+    loss = classifier(leaf, ids)
+    loss.backward()
+    classifier.update(0.5)
+    expected, gradient = dense.step(leaf.detach().double(), ids, 0.5, None, 0.0)
+    assert 0 < float(loss.detach()) == pytest.approx(float(expected), rel=0.02)
+    assert leaf.grad is not None and reference.relative_error(leaf.grad, gradient) < 0.02
+    assert reference.relative_error(classifier.momentum, dense.momentum) < 0.02
+
+
+def test_memory_for_exponentials_follows_their_dtype() -> None:
+    classifier = make(300, 16, 0.1, torch.float32, precision="bfloat16")
+    for tau in (0.1, 0.04, 0.1):
+        classifier.temperature = tau
+        classifier(torch.randn(8, 16).requires_grad_(), torch.arange(8))
+        classifier.update(0.1)
 
 
 def test_a_failed_update_is_not_forgotten() -> None:

@@ -16,7 +16,7 @@ def test_bfloat16_rows_keep_small_updates_on_average() -> None:
     for step in range(64):
         rows.velocity.fill_(-update)
         move = softmax.Move(lr=1.0, momentum=1.0, weight_decay=0.0, key=1000 * step)
-        room = softmax.Room.of(rows, rows.blocks(), torch.float32, move.key)
+        room = softmax.Room.of(rows, rows.blocks(), torch.float32, torch.float32, move.key)
         room.gradient.zero_()
         move(rows.blocks()[0], room)
         plain = (plain.float() + update).to(torch.bfloat16)

@@ -66,11 +66,12 @@ def counting(counts: Counter):
 
 def equal_to_the_dense_reference(group: Group) -> None:
     """Losses, embedding gradients, rows and momentum; N uneven, smaller than the number of ranks, and one."""
-    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+    kinds = ((torch.float64, 1e-9, "float32"), (torch.float32, 1e-5, "float32"), (torch.float32, 0.02, "bfloat16"))
+    for dtype, tolerance, precision in kinds:
         for num, k, tau in ((37, 5, 0.15), (3, 2, 0.15), (1, 0, 0.15), (50, 3, 0.02)):
-            if tau < 0.05 and dtype == torch.float32:
+            if tau < 0.05 and tolerance == 1e-5:
                 tolerance = 1e-4
-            classifier = InstanceClassifier(num, 8, tau, group, storage=dtype)
+            classifier = InstanceClassifier(num, 8, tau, group, storage=dtype, precision=precision)
             rows = rows_of(num, 8, dtype)
             classifier.set_rows(torch.arange(num), rows)
             start, stop = classifier.local_range
@@ -81,7 +82,7 @@ def equal_to_the_dense_reference(group: Group) -> None:
             if table is not None and whole_table is not None:
                 assert torch.equal(table.long(), whole_table[start:stop])
             g = torch.Generator().manual_seed(7)
-            for _ in range(4):
+            for _ in range(4 if precision == "float32" else 1):  # short rows move far, and errors grow
                 ids = torch.randint(num, (6 * group.size,), generator=g)
                 x = torch.randn(len(ids), 8, generator=g, dtype=torch.float64).to(dtype)
                 leaf = part_of(group, x).clone().requires_grad_()

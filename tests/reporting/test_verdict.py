@@ -7,7 +7,7 @@ import pytest
 
 import millionway
 from millionway.reporting.metrics import read_metrics
-from millionway.reporting.verdict import verdict
+from millionway.reporting.verdict import FLAT, SMALL_VIEWS, verdict
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "verdicts"
 
@@ -86,6 +86,28 @@ def test_no_longer_improving() -> None:
     assert said.word == "no longer improving" and "you can stop" in said.advice and "95.0% to 95.0%" in said.reasons
     assert "more epochs would bring little" in str(verdict(run(losses, **flat), epochs=10))
     assert verdict(run(FALLING, **flat)).word == "learning"  # the loss still falls
+
+
+def test_a_run_is_not_over_before_views_are_large() -> None:
+    lines = run([9.0, 8.0, *[7.0] * 18], instance_top1=[0.1, 0.4, *[0.5] * 19])
+    assert verdict(lines).word == FLAT
+    small = [line for line in lines if line["kind"] == "evaluation"]
+    small[-1][SMALL_VIEWS] = 1.0
+    assert verdict(lines).word == "learning"
+
+
+def test_views_of_other_sizes_are_not_compared() -> None:
+    """Large views are harder at first: fewer are found than of small ones, and more and more."""
+    found = [0.1 + 0.04 * n for n in range(8)] + [0.25, 0.31, 0.36]
+    lines = run([*FALLING[:7], 8.5, 8.0, 7.5], instance_top1=found)
+    for line in [line for line in lines if line["kind"] == "evaluation"][:8]:
+        line[SMALL_VIEWS] = 1.0
+    assert verdict(lines, 10).word == "still improving"
+    flat = [*found[:8], 0.3, 0.3, 0.3]
+    lines = run([*FALLING[:7], 8.0, 8.0, 8.0], instance_top1=flat)
+    for line in [line for line in lines if line["kind"] == "evaluation"][:8]:
+        line[SMALL_VIEWS] = 1.0
+    assert verdict(lines, 10).word == FLAT and "from epoch 8 to 10" in verdict(lines, 10).reasons
 
 
 def test_lines_that_lack_numbers_are_passed_over() -> None:

@@ -151,6 +151,31 @@ def test_what_is_given_stays() -> None:
         check(defaults(classes_per_step=100, smoothing=0.2))
 
 
+def test_rows_are_multiplied_in_bfloat16_where_the_encoder_learns_in_it_on_a_cpu() -> None:
+    def chosen(facts: Facts, **settings: Any) -> str:
+        return flat(resolve(defaults(**settings), facts))["precision"]
+
+    cpu, gpu = Facts(1000, has_bfloat16=True), Facts(1000, has_gpu=True, has_bfloat16=True)
+    assert chosen(cpu) == "bfloat16"
+    assert chosen(gpu) == chosen(Facts(1000)) == chosen(Facts(1_000_000, has_bfloat16=True)) == "float32"
+    assert chosen(cpu, sync_bn=True) == chosen(cpu, encoder_precision="float32") == "float32"
+    assert chosen(Facts(1000), encoder_precision="bfloat16") == "float32", "it would be emulated"
+    assert chosen(cpu, temperature=0.04) == "float32", "its logits would lose too much"
+    assert chosen(cpu, precision="float32") == "float32" and chosen(gpu, precision="tf32") == "tf32"
+
+
+def test_views_have_half_their_side_at_first_where_that_was_measured_to_help() -> None:
+    def chosen(facts: Facts, **settings: Any) -> int | str:
+        return flat(resolve(defaults(**settings), facts))["first_size"]
+
+    laptop, gpu = Facts(20_000), Facts(20_000, has_gpu=True)
+    assert chosen(laptop) == 32 and chosen(gpu) == 112 and chosen(laptop, image_size=97) == 48
+    assert chosen(laptop, image_size=63) == chosen(Facts(20_000, 32)) == "full"
+    assert chosen(laptop, encoder="timm/vit_tiny_patch16_224") == chosen(laptop, init_from="x.pth") == "full"
+    assert chosen(Facts(1_000_000, has_gpu=True)) == chosen(gpu, first_size="full") == "full"
+    assert flat(resolve(presets.preset("imagenet1k"), gpu))["first_size"] == "full"
+
+
 def test_the_encoder_computes_in_bfloat16_where_the_device_can() -> None:
     def chosen(facts: Facts, **settings: Any) -> str:
         return flat(resolve(defaults(**settings), facts))["encoder_precision"]

@@ -21,7 +21,7 @@ from millionway.settings.pretrain import with_settings
 from millionway.studies import markdown
 from millionway.studies.grids import STUDIES, Setting, cell
 from millionway.studies.similarity import prior_similarity
-from millionway.studies.study import _compare_base, _table
+from millionway.studies.study import PAPER_LOSS, _compare_base, _table
 from millionway.train.setup import build, resolve
 
 SET = {"batch_size": 64, "image_size": 16}
@@ -203,6 +203,19 @@ def test_a_folder_without_runs_takes_other_settings(tmp_path: Path) -> None:
         _compare_base(tmp_path / "base.json", with_settings(preset("digits"), lr=0.3))
     # A preset is its values, and runs have epochs of their own.
     _compare_base(tmp_path / "base.json", with_settings(preset("digits"), lr=0.2, preset=None, epochs=3))
+
+
+def test_a_folder_from_before_views_could_be_small_at_first_goes_on(tmp_path: Path) -> None:
+    config, base = with_settings(preset("digits"), **PAPER_LOSS), tmp_path / "base.json"
+    _compare_base(base, config)
+    stored = json.loads(base.read_text())
+    assert stored.pop("first_size") == "full" and stored["precision"] == "float32"
+    base.write_text(json.dumps(stored))
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "one.json").write_text("{}")
+    _compare_base(base, config)
+    with pytest.raises(ValueError, match=r"--first-size was full, now 12"):
+        _compare_base(base, with_settings(config, first_size=12))
 
 
 def test_the_same_numbers_make_the_same_picture(tmp_path: Path) -> None:

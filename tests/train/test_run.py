@@ -145,10 +145,11 @@ def test_a_run_from_before_they_could_be_chosen_has_float32_and_rows_that_see_al
 ) -> None:
     run = millionway.pretrain(digit_folder, tmp_path / "run", **SETTINGS)
     stored = read_json(run / "config.json", "")
-    del stored["model"]["encoder_precision"], stored["classifier"]["row_views"]
+    del stored["model"]["encoder_precision"], stored["classifier"]["row_views"], stored["images"]["first_size"]
     write_json(run / "config.json", stored)
     assert run_settings(run).model.encoder_precision == "float32"
     assert run_settings(run).classifier.row_views == 2
+    assert run_settings(run).images.first_size == "full"
 
 
 def test_on_a_cpu_nobody_asks_for_a_driver(digit_folder: Path, tmp_path: Path, monkeypatch) -> None:

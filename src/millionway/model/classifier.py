@@ -96,7 +96,8 @@ class InstanceClassifier(nn.Module):
         default a quarter of the free memory on a CPU, and nothing elsewhere.
         classes_per_step: compare with that many sampled classes outside the batch (and the batch's own) instead of all.
         kernel: who computes the passes: the `torch` loop, the fused `triton` kernels for CUDA, or `auto`: the faster.
-        precision: what their products compute in; on a CPU less than float32 is emulated, and slower.
+        precision: what their products compute in. On a CPU bfloat16 is faster where there are instructions for it, and
+        exponentials are then bfloat16 too; anything else but float32 is emulated there, and slower.
         rows_in: where rows and momentum live: "device", "host" (memory) or the path of a file. Blocks of them come and
         go while others are worked on; the numbers are the same.
         """
@@ -192,7 +193,8 @@ class InstanceClassifier(nn.Module):
             if tau < softmax.NO_SHIFT_ABOVE:
                 largest = passes.largest_logits(unit_x, rows, pairs, tau)
                 shift, target_shift = collectives.all_reduce_max(group, largest)
-            kept = self._kept.room(len(x), rows, x.dtype) if storing and passes.keeps else []
+            kept_dtype = passes.kept_dtype(unit_x, tau) if storing else None
+            kept = self._kept.room(len(x), rows, kept_dtype) if kept_dtype is not None else []
             first = passes.first_pass(unit_x, rows, pairs, tau, shift, kept)
             # What a target adds to the numerator: y e. Zero for targets whose rows are elsewhere.
             logits = first.pair_logits if target_shift is None else first.pair_logits - target_shift[pairs.samples]

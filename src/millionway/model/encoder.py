@@ -115,7 +115,7 @@ def build_encoder(spec: EncoderSpec, seed: int = 0) -> Encoder:
         torch.manual_seed(randomness.key_of(seed, "encoder"))
         backbone = _backbone(spec)
     backbone = backbone.to(memory_format=torch.channels_last)
-    return Encoder(spec, backbone, _feature_dim(spec, backbone))
+    return Encoder(spec, backbone, feature_dim(spec.name, backbone, spec.image_size))
 
 
 def _backbone(spec: EncoderSpec) -> nn.Module:
@@ -158,16 +158,16 @@ def _use_small_stem(backbone: nn.Module, name: str) -> None:
     backbone.maxpool = nn.Identity()
 
 
-def _feature_dim(spec: EncoderSpec, backbone: nn.Module) -> int:
-    """Found by trying, which also shows that the encoder takes this image size."""
+def feature_dim(name: str, backbone: nn.Module, size: int) -> int:
+    """Found by trying, which also shows that the encoder takes images of this size."""
     backbone.eval()
     try:
         with torch.no_grad():
-            feature = backbone(torch.zeros(1, 3, spec.image_size, spec.image_size))
+            feature = backbone(torch.zeros(1, 3, size, size))
     except Exception as error:  # libraries raise anything from AssertionError to RuntimeError here
-        raise ValueError(f"--encoder {spec.name} does not take images of {spec.image_size} px: {error}") from None
+        raise ValueError(f"--encoder {name} does not take images of {size} px: {error}") from None
     finally:
         backbone.train()
     if not isinstance(feature, Tensor) or feature.ndim != 2:
-        raise ValueError(f"--encoder {spec.name} does not return one vector per image")
+        raise ValueError(f"--encoder {name} does not return one vector per image")
     return feature.shape[1]

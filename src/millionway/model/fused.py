@@ -95,9 +95,8 @@ class FusedPasses:
     dim: int
     products: str = "float32"
 
-    @property
-    def keeps(self) -> bool:
-        return False
+    def kept_dtype(self, unit_x: Tensor, temperature: float) -> None:
+        return None
 
     def pairs(self, targets: Int[Tensor, "batch targets"], rows: Rows) -> Pairs:
         """targets: as places among the rows, of which some may be elsewhere."""

@@ -1,5 +1,8 @@
 """Encoder and head together."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -52,3 +55,12 @@ class Network(nn.Module):
         with torch.autocast(views.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16"):
             embeddings = self.head(self.encoder(views))
         return embeddings.float()
+
+
+@contextmanager
+def buffers_kept(network: nn.Module) -> Iterator[None]:
+    """Within it BN statistics may move; afterwards they are as they were."""
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    yield
+    for name, buffer in network.named_buffers():
+        buffer.copy_(before[name])

@@ -46,9 +46,8 @@ def check_choice(kernel: str, precision: str, rows_in: str | Path) -> None:
 class Passes(Protocol):
     """The sparse part, and the two passes with what they need."""
 
-    @property
-    def keeps(self) -> bool:
-        """Whether exponentials can be kept from the first pass to the second."""
+    def kept_dtype(self, unit_x: Tensor, temperature: float) -> torch.dtype | None:
+        """Of exponentials that the first pass keeps for the second; None if it keeps none."""
         ...
 
     def pairs(self, targets: Tensor, rows: Rows) -> Any: ...
@@ -78,9 +77,8 @@ class TorchPasses:
 
     precision: Precision = "float32"
 
-    @property
-    def keeps(self) -> bool:
-        return True
+    def kept_dtype(self, unit_x: Tensor, temperature: float) -> torch.dtype | None:
+        return softmax.exponentials_dtype(unit_x, temperature, self.precision)
 
     def pairs(self, targets: Tensor, rows: Rows) -> softmax.Pairs:
         return softmax.Pairs.build(targets, len(rows), rows.block)

@@ -17,7 +17,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from millionway.machine import processor
+from millionway.machine import has_bfloat16, processor
 from millionway.settings.pretrain import Precision
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -71,6 +71,18 @@ def _is_float32(value: str) -> bool:
         return False
     finally:
         switch.fp32_precision = before
+
+
+def operand_dtype(precision: Precision, like: Tensor) -> torch.dtype:
+    """What the operands of products are stored in: float32, to be `rounded`, but for bfloat16 on a CPU that has
+    instructions for it. There a product of two bfloat16 tensors takes a quarter of the time, and is bfloat16 itself."""
+    is_narrow = precision == "bfloat16" and like.dtype == torch.float32 and like.device.type == "cpu"
+    return torch.bfloat16 if is_narrow and has_bfloat16(like.device) else like.dtype
+
+
+def operand(x: Tensor, precision: Precision, dtype: torch.dtype) -> Tensor:
+    """As a product reads it."""
+    return rounded(x, precision) if x.dtype == dtype else x.to(dtype)
 
 
 def rounded(x: Tensor, precision: Precision) -> Tensor:

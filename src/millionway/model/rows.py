@@ -194,7 +194,8 @@ class KeptExponentials:
         if is_first:
             num_mb = num_kept * block_bytes >> 20
             log.debug("classifier: %d of %d blocks keep their exponentials, %d MB", num_kept, num_blocks, num_mb)
-        if len(self.blocks) != num_kept or any(block.numel() != entries for block in self.blocks[:1]):
+        is_other = any(block.numel() != entries or block.dtype != dtype for block in self.blocks[:1])
+        if len(self.blocks) != num_kept or is_other:
             self.blocks = []  # let go of the old ones first
             self.blocks = [torch.empty(entries, dtype=dtype, device=rows.device) for _ in range(num_kept)]
         return self.blocks

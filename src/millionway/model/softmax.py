@@ -24,12 +24,11 @@ from torch import Tensor
 
 from millionway import randomness
 from millionway.model import threads
-from millionway.model.products import rounded
+from millionway.model.products import operand, operand_dtype, rounded
 from millionway.model.rows import Block, Rows, invert_lengths
-from millionway.settings.pretrain import Precision
+from millionway.settings.pretrain import NO_SHIFT_ABOVE, Precision
 
 LOG2_E = 1 / math.log(2)  # goes into X^: 2^s is computed in half the time of e^s
-NO_SHIFT_ABOVE = 0.05
 TARGET_ROWS_AT_ONCE = 1 << 14  # rows of targets gathered at a time
 NOISE_MIX = (0x2C1B3C6D, 0x297A2D39)
 NOISE_ROWS_AT_ONCE = 1 << 16
@@ -112,14 +111,18 @@ class Room:
     """for rows and momentum in the dtype of the arithmetic, where they are stored in another"""
     noise: Noise | None
     """for the same case"""
+    product: Tensor
+    """the gradient as a product of narrow operands gives it; else the gradient"""
 
     @staticmethod
-    def of(rows: Rows, run: list[Block], dtype: torch.dtype, key: int) -> "Room":
+    def of(rows: Rows, run: list[Block], dtype: torch.dtype, operands: torch.dtype, key: int) -> "Room":
         computed, noise = None, None
         if rows.weight.dtype != dtype:
             computed = (rows.room(dtype), rows.room(dtype))
             noise = Noise(key, rows.weight.shape[1], run[-1].first_id + len(run[-1]), rows.device)
-        return Room(rows.room(dtype), rows.room(dtype), computed, noise)
+        gradient = rows.room(dtype)
+        product = gradient if operands == dtype else rows.room(operands)
+        return Room(rows.room(dtype), gradient, computed, noise, product)
 
     def rows_of(self, block: Block) -> tuple[Tensor, Tensor]:
         """(weight, velocity) to compute with: the stored ones themselves, or copies."""
@@ -211,30 +214,45 @@ def first_pass(
 ) -> FirstPass:
     """One sweep over the blocks. `kept`: room for the exponentials of the first len(kept) blocks."""
     batch, dim = unit_x.shape
-    x = rounded(unit_x * (LOG2_E / temperature), precision)
-    pair_logits = torch.empty(len(pairs.samples), dtype=x.dtype, device=x.device)
-    if not pairs.bounds:
+    dtype = exponentials_dtype(unit_x, temperature, precision)
+    is_narrow, exact_x = dtype != unit_x.dtype, unit_x * (LOG2_E / temperature)
+    x = operand(exact_x, precision, dtype)
+    pair_logits = unit_x.new_empty(len(pairs.samples))
+    if is_narrow:
+        pair_logits = _gathered_logits(exact_x, rows, pairs, "float32")
+    elif not pairs.bounds:
         pair_logits = _gathered_logits(x, rows, pairs, precision)
 
     def sums(blocks: list[Block]) -> tuple[Tensor, Tensor]:
-        z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
-        scratch, unit_rows = x.new_empty(batch * len(blocks[0])), rows.room(x.dtype)
+        z, o = unit_x.new_zeros(batch), unit_x.new_zeros(batch, dim)
+        scratch, unit_rows = x.new_empty(batch * len(blocks[0])), rows.room(dtype)
         for block in rows.stream(blocks):
-            w = rounded(block.unit(out=unit_rows), precision)
+            w = operand(block.unit(out=unit_rows), precision, dtype)
             e = _room(kept[block.number] if block.number < len(kept) else scratch, batch, block)
             torch.mm(w, x.T, out=e)
-            if pairs.bounds:
+            if pairs.bounds and not is_narrow:
                 here, entries = pairs.of_block(block.number)
                 torch.index_select(e.view(-1), 0, entries, out=pair_logits[here])
             _exponentiate(e, shift, block.dead)
-            z += e.sum(dim=0)
-            o.addmm_(rounded(e, precision).T, w)
+            if is_narrow:
+                e.view(-1).index_fill_(0, pairs.of_block(block.number)[1], 0)  # they come in float32
+                z += e.sum(dim=0, dtype=z.dtype)
+                o += e.T @ w
+            else:
+                z += e.sum(dim=0)
+                o.addmm_(rounded(e, precision).T, w)
         return z, o
 
-    z, o = x.new_zeros(batch), x.new_zeros(batch, dim)
+    z, o = unit_x.new_zeros(batch), unit_x.new_zeros(batch, dim)
     for z_here, o_here in threads.on_each(sums, rows.runs(), x.device):
         z += z_here
         o += o_here
+    if is_narrow and len(rows):
+        added = _pair_exponentials(pair_logits, rows, pairs)
+        z.index_add_(0, pairs.samples, added)
+        parts = (each.split(TARGET_ROWS_AT_ONCE) for each in (pairs.rows, pairs.samples, added))
+        for places, samples, some in zip(*parts):
+            o.index_add_(0, samples, rows.gather(places) * (some[:, None] * rows.inverse_norm[places]))
     return FirstPass(z, o, pair_logits, shift, kept)
 
 
@@ -254,22 +272,36 @@ def second_pass(
     d loss / d unit row = (E / Z - q) X^ / (tau B); 1 / (Z tau B) goes into X^, so that E is used as it is.
     """
     batch = len(unit_x)
-    x = rounded(unit_x * (LOG2_E / temperature), precision)
-    scaled_x = rounded(unit_x / (z[:, None] * temperature * batch), precision)
+    dtype = exponentials_dtype(unit_x, temperature, precision)
+    is_narrow = dtype != unit_x.dtype
+    x = operand(unit_x * (LOG2_E / temperature), precision, dtype)
+    exact_x = unit_x / (z[:, None] * temperature * batch)
+    scaled_x = operand(exact_x, precision, dtype)
     subtract = pair_q * z[pairs.samples]
+    if is_narrow and len(rows):
+        subtract -= _pair_exponentials(first.pair_logits, rows, pairs)
 
     def write(blocks: list[Block]) -> None:
-        scratch, room = x.new_empty(batch * len(blocks[0])), Room.of(rows, blocks, x.dtype, move.key)
+        scratch = x.new_empty(batch * len(blocks[0]))
+        room = Room.of(rows, blocks, unit_x.dtype, dtype, move.key)
+        unit_rows = room.product if is_narrow else room.unit_rows
         for block in rows.stream(blocks, writing=True):
             if block.number < len(first.kept):
                 e = _room(first.kept[block.number], batch, block)
             else:
                 e = _room(scratch, batch, block)
-                torch.mm(rounded(block.unit(out=room.unit_rows), precision), x.T, out=e)
+                torch.mm(operand(block.unit(out=unit_rows), precision, dtype), x.T, out=e)
                 _exponentiate(e, first.shift, block.dead)
             here, entries = pairs.of_block(block.number)
-            e.view(-1).index_add_(0, entries, subtract[here], alpha=-1)
-            torch.mm(rounded(e, precision), scaled_x, out=room.gradient[: len(block)])
+            gradient = room.gradient[: len(block)]
+            if is_narrow:
+                e.view(-1).index_fill_(0, entries, 0)
+                gradient.copy_(torch.mm(e, scaled_x, out=room.product[: len(block)]))
+                exact = exact_x[pairs.samples[here]].mul_(subtract[here, None])
+                gradient.index_add_(0, entries // batch, exact, alpha=-1)
+            else:
+                e.view(-1).index_add_(0, entries, subtract[here], alpha=-1)
+                torch.mm(rounded(e, precision), scaled_x, out=gradient)
             move(block, room)
 
     threads.on_each(write, rows.runs(), x.device)
@@ -306,6 +338,18 @@ def _gathered_logits(x: Tensor, rows: Rows, pairs: Pairs, precision: Precision) 
         for places, samples in parts
     ]
     return torch.cat(logits).masked_fill_(~here, -torch.inf)
+
+
+def _pair_exponentials(logits: Tensor, rows: Rows, pairs: Pairs) -> Float[Tensor, " pairs"]:
+    """In float32, where the others are not: an own row has most of what there is when training ends, p - q is then a
+    small difference, and so is the gradient."""
+    e = logits.exp2()
+    return e if rows.dead is None else e.masked_fill_(rows.dead[pairs.rows], 0)
+
+
+def exponentials_dtype(unit_x: Tensor, temperature: float, precision: Precision) -> torch.dtype:
+    """That of the operands of products. Large logits, which need a shift, would lose too much in another."""
+    return unit_x.dtype if temperature < NO_SHIFT_ABOVE else operand_dtype(precision, unit_x)
 
 
 def _room(memory: Tensor, batch: int, block: Block) -> Tensor:

@@ -16,11 +16,13 @@ NOISE = 3.0  # standard errors
 LOSS_GAIN = 0.15  # nats: less than this is no news, however sure
 FOUND_GAIN = 0.02  # share of fresh views that find their image, likewise
 SOME_NOISE = 1.5  # standard errors, where two numbers are asked and either may answer
-DOUBLINGS = (0.25, 0.5, 1.0)  # of the epochs so far
+DOUBLINGS = (0.25, 0.5, 1.0)  # of the epochs so far, or of those since views are large
 FRESH_VIEWS = 1024  # at most so many are looked up at an evaluation
 EARLY_EPOCHS = 3
 STEP = {"epoch", "loss", "batch_top1", "lr"}  # what a line must have to be considered
 EVALUATION = {"epoch", "instance_top1", "effective_rank", "hardest_negative_cosine"}
+SMALL_VIEWS = "small_views"
+"""in an evaluation while views are smaller than they will be: nobody knows yet what the larger ones bring"""
 FLAT = "no longer improving"
 TRY_LOWER = "start again with a lower --lr"
 
@@ -180,24 +182,28 @@ def _no_longer(
     steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]], epochs: int | None
 ) -> Verdict | None:
     """Twice the epochs would bring nothing worth the time, by what the last two doublings brought."""
-    epoch, noise = steps[-1]["epoch"], _noise(steps)
-    if len(evaluations) < 5 or len(steps) < 8:
+    small = [line["epoch"] for line in evaluations if SMALL_VIEWS in line]
+    since = small[-1] if small else -1.0  # views of other sizes are found more or less often
+    steps = [line for line in steps if line["epoch"] > since]
+    evaluations = [line for line in evaluations if line["epoch"] > since]
+    if len(evaluations) < (3 if small else 5) or len(steps) < 8:
         return None
-    found = [_found(_near(evaluations, epoch * share)) for share in DOUBLINGS]
-    losses = [_loss(_near(steps, epoch * share), noise) for share in DOUBLINGS]
+    epoch, first, noise = steps[-1]["epoch"], max(0.0, since), _noise(steps)
+    length = epoch - first
+    found = [_found(_near(evaluations, first + share * length, length)) for share in DOUBLINGS]
+    losses = [_loss(_near(steps, first + share * length, length), noise) for share in DOUBLINGS]
     if _next_gain(*found) > FOUND_GAIN or _next_gain(*losses) > LOSS_GAIN:
         return None
-    reasons = f"from epoch {epoch / 2:.0f} to {epoch:.0f} fresh views that find their image went from "
+    reasons = f"from epoch {first + length / 2:.0f} to {epoch:.0f} fresh views that find their image went from "
     reasons += f"{found[1].value:.1%} to {found[2].value:.1%}"
     is_over = epochs is not None and epoch >= epochs
     return Verdict(FLAT, reasons, "more epochs would bring little" if is_over else "you can stop")
 
 
-def _near(lines: Sequence[dict[str, Any]], epoch: float) -> list[dict[str, Any]]:
-    """Those within a tenth of the run around an epoch, or the nearest one."""
-    width = 0.1 * lines[-1]["epoch"]
+def _near(lines: Sequence[dict[str, Any]], epoch: float, length: float) -> list[dict[str, Any]]:
+    """Those within a tenth of the run around an epoch, or the nearest one. length: of the run, in epochs."""
     nearest = min(lines, key=lambda line: abs(line["epoch"] - epoch))
-    return [line for line in lines if abs(line["epoch"] - epoch) <= width] or [nearest]
+    return [line for line in lines if abs(line["epoch"] - epoch) <= 0.1 * length] or [nearest]
 
 
 def _next_gain(quarter: Mean, half: Mean, now: Mean) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Literal
 
 from millionway.settings.checks import Chosen, NotNegative, Positive
 from millionway.settings.pretrain import Device, Storage
@@ -32,6 +33,8 @@ class Plan:
     """as for pretrain, and with its default"""
     image_size: Chosen[Positive[int]] = None
     """side of a view in pixels; by default pretrain's"""
+    first_size: Chosen[Positive[int] | Literal["full"]] = None
+    """the same in the first 70 % of the steps; by default pretrain's"""
     hardest: Chosen[NotNegative[int]] = None
     """K of the smoothed labels, 0 without; by default pretrain's"""
     storage: Storage = "float32"

@@ -8,7 +8,7 @@ from millionway.settings.checks import suggest
 from millionway.settings.pretrain import Pretrain, with_settings
 
 PAPER = {"optimizer": "sgd", "head": "mlp", "temperature": 0.15, "smoothing": 0.2, "row_norm": "prior", "row_lr": 1.0}
-PAPER |= {"views": 2, "pairs": 0.0, "dim": 128}
+PAPER |= {"views": 2, "pairs": 0.0, "dim": 128, "precision": "float32", "first_size": "full"}
 """whatever the number of images"""
 
 

@@ -27,6 +27,9 @@ MAX_PIXELS, MAX_IMAGE_BYTES = 1 << 27, 1 << 29  # decoded, 512 MB either
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+NO_SHIFT_ABOVE = 0.05
+"""temperature; below it exponentials of logits are shifted, so as not to overflow"""
+
 Storage = Literal["float32", "bfloat16"]
 Kernel = Literal["auto", "torch", "triton"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -125,8 +128,9 @@ class Classifier:
     """where they are kept: device, host (its memory), or the path of a file, for more rows than memory holds"""
     kernel: Kernel = "auto"
     """who computes the passes over the rows on CUDA: the torch loop, fused Triton kernels, or whichever is faster"""
-    precision: Precision = "float32"
-    """what the products of these passes compute in; tf32 and bfloat16 are for CUDA"""
+    precision: Chosen[Precision] = None
+    """what the products of these passes compute in; tf32 is for CUDA; by default float32, or bfloat16 where the encoder
+    learns in it on a CPU, but for very many images"""
 
     @property
     def sampled(self) -> int | None:
@@ -158,6 +162,10 @@ class Augmentation:
 class Images:
     image_size: Chosen[Annotated[int, at_least(8, "pixels")]] = None
     """side of a view in pixels; by default that of small images, else 224, or 64 without a GPU"""
+    first_size: Chosen[Annotated[int, at_least(8, "pixels")] | Literal["full"]] = None
+    """the same in the first 70 % of the steps, where fine details are not needed yet and steps so take less time; full
+    is --image-size; by default half of that from 64 px on for ResNets, else full, as for very many images and with
+    --init-from"""
     mean: tuple[Finite, Finite, Finite] = IMAGENET_MEAN
     """subtracted from the colors (0 to 1); travels with the encoder"""
     std: tuple[Positive[float], Positive[float], Positive[float]] = IMAGENET_STD

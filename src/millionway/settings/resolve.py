@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.pretrain import NO_SHIFT_ABOVE, Pretrain, with_settings
 
 MANY_IMAGES, VERY_MANY_IMAGES = 25_000, 250_000
 """From so many on a run takes the values that were best with 50,000 images, and the paper's, which are for 1.28
@@ -19,6 +19,8 @@ SMALL_LR, SMALL_LR_BATCHES = 0.06, (32, 256)  # as good with batches of 32, 64 a
 ROW_RATE = {"sgd": 0.6 / 64, "muon": 1.2 / 64}
 """per image of a batch: the loss is a mean over it, so in a smaller one an image pulls its row harder"""
 SMALL_IMAGE = 64  # up to this side the small stem is chosen
+HALVED_FROM = 64
+"""from this side on views have half of it at first: at 32 px nothing was gained (docs/experiments.md)"""
 SMALLEST_IN_BFLOAT16 = {"small": 16, "standard": 32}
 """side of an image on a CPU, by the stem. Below it strided convolutions see a single pixel, and oneDNN's gradient of
 their weights in bfloat16 then has numbers that nobody wrote (a test looks for them)."""
@@ -116,11 +118,14 @@ def num_warmup_epochs(epochs: int) -> int:
     return 1 if epochs <= 10 else 3 if epochs < 100 else 10
 
 
+def is_plain_resnet(name: str) -> bool:
+    return name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
+
+
 def choose_stem(name: str, stem: str, image_size: int) -> Literal["standard", "small"]:
     """What `auto` means: the small stem for images up to 64 px, where the encoder is a ResNet."""
     if stem == "auto":
-        is_resnet = name == "narrow-resnet" or re.fullmatch(PLAIN_RESNETS, name) is not None
-        return "small" if image_size <= SMALL_IMAGE and is_resnet else "standard"
+        return "small" if image_size <= SMALL_IMAGE and is_plain_resnet(name) else "standard"
     assert stem in ("standard", "small")
     return stem
 
@@ -171,19 +176,31 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         row_lr *= usual_lr / lr
     encoder = config.model.encoder or ("torchvision/resnet50" if facts.has_gpu else "narrow-resnet")
     image_size = config.images.image_size or facts.image_side or (224 if facts.has_gpu else 64)
+    first_size = config.images.first_size
+    if first_size is None:
+        gains = is_plain_resnet(encoder) and image_size >= HALVED_FROM and scale is not PAPER and start is AT_RANDOM
+        first_size = image_size // 2 if gains else "full"
+    if first_size != "full" and first_size > image_size:
+        raise ValueError(
+            f"--first-size {first_size} is larger than --image-size {image_size}, which a run ends with; use at most "
+            f"{image_size}, or full"
+        )
     stem = choose_stem(encoder, config.model.stem, image_size)
-    has_room = facts.has_gpu or image_size >= SMALLEST_IN_BFLOAT16[stem]
+    smallest, least = image_size if first_size == "full" else first_size, SMALLEST_IN_BFLOAT16[stem]
+    has_room = facts.has_gpu or smallest >= least
     precision = config.model.encoder_precision
     if precision == "bfloat16" and not has_room:
-        least = SMALLEST_IN_BFLOAT16[stem]
         raise ValueError(
-            f"--encoder-precision bfloat16 needs images of at least {least} px on a CPU, not {image_size}; use float32"
+            f"--encoder-precision bfloat16 needs images of at least {least} px on a CPU, not {smallest}; use float32"
         )
     if precision is None:
         # On CPUs for ResNets alone: convolutions of single channels take twice as long in bfloat16 there. Nor where
         # numbers are not to depend on how many processes there are: BN over all of them, or with fixed statistics.
         gains = re.fullmatch(FAST_IN_BFLOAT16, encoder) is not None and not training.sync_bn and bn == "batch"
         precision = "bfloat16" if facts.has_bfloat16 and (facts.has_gpu or (gains and has_room)) else "float32"
+    temperature = config.classifier.temperature or scale.temperature
+    has_narrow_rows = precision == "bfloat16" and facts.has_bfloat16 and not facts.has_gpu
+    has_narrow_rows = has_narrow_rows and scale is not PAPER and temperature >= NO_SHIFT_ABOVE
     return with_settings(
         config,
         batch_size=batch_size,
@@ -198,13 +215,15 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         encoder_precision=precision,
         stem=stem,
         image_size=image_size,
+        first_size=first_size,
         head=config.model.head or scale.head,
         dim=config.model.dim or scale.dim,
-        temperature=config.classifier.temperature or scale.temperature,
+        temperature=temperature,
         row_norm=config.classifier.row_norm or scale.row_norm,
         row_lr=config.classifier.row_lr or row_lr,
         pairs=pairs,
         row_views=row_views,
+        precision=config.classifier.precision or ("bfloat16" if has_narrow_rows else "float32"),
         smoothing=smoothing,
         hardest=hardest if smoothing and not sampled else 0,
         threads=config.running.threads or facts.num_cores,

@@ -46,7 +46,7 @@ def run_settings(run: Path) -> Pretrain:
     )
     config = _read(run / CONFIG, remedy)
     # What could not be chosen yet when it began was this.
-    before = {"encoder_precision": "float32", "row_views": config.augmentation.views}
+    before = {"encoder_precision": "float32", "row_views": config.augmentation.views, "first_size": "full"}
     missing = {name: value for name, value in before.items() if flat(config)[name] is None}
     return with_settings(config, **missing)
 

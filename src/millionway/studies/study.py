@@ -35,7 +35,7 @@ log = logging.getLogger("millionway")
 
 SHOWN_EPOCHS = (1, 2, 5, 10, 25, 50, 100, 200)
 
-PAPER_LOSS = {name: PAPER[name] for name in ("optimizer", "pairs")}
+PAPER_LOSS = {name: PAPER[name] for name in ("optimizer", "pairs", "precision", "first_size")}
 """The claims are about these; a user may still set others."""
 
 
@@ -141,7 +141,7 @@ def _compare_base(path: Path, config: Pretrain) -> None:
     text = json.dumps(here, indent=1, default=str)
     holds_runs = any(True for part in ("cells", "runs") for _ in (path.parent / part).glob("*"))
     now, then = json.loads(text), json.loads(path.read_text()) if holds_runs and path.exists() else json.loads(text)
-    defaults = json.loads(json.dumps(settings.flat(Pretrain(config.data, config.out)), default=str))
+    defaults = json.loads(json.dumps(settings.flat(Pretrain(config.data, config.out)) | PAPER_LOSS, default=str))
     changed = [
         f"{flag(key)} was {then.get(key, defaults.get(key))}, now {now[key]}"
         for key in now

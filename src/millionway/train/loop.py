@@ -22,6 +22,7 @@ from millionway.data.stores import TooManyUnreadable
 from millionway.data.views import view_keys
 from millionway.model.classifier import NotFiniteError
 from millionway.model.encoder import EncoderSpec
+from millionway.model.network import buffers_kept
 from millionway.model.prior import PriorProgress, has_running_statistics, write_prior
 from millionway.parallel.collectives import OtherRankFailed, all_or_none, any_rank, on_first_rank
 from millionway.parallel.group import Group, is_lost_contact
@@ -33,6 +34,7 @@ from millionway.train.clock import Clock
 from millionway.train.extend import Stretch, stretches
 from millionway.train.first_weights import take_weights
 from millionway.train.monitor import Monitor
+from millionway.train.sizes import Sizes
 from millionway.train.state import State
 from millionway.train.step import StepResult, train_step
 from millionway.train.stops import Interrupted, LostContact, RunStopped, resume_command
@@ -44,19 +46,21 @@ PRIOR_SAVE_SECONDS = 300
 
 @dataclass(frozen=True)
 class Plan:
-    """Which images and which learning rate at which step."""
+    """Which images, which side of views and which learning rate at which step."""
 
     sampler: Sampler
     steps_per_epoch: int
     num_steps: int
     stretches: list[Stretch]
+    sizes: Sizes
 
     @staticmethod
     def of(config: Pretrain, dataset: Dataset) -> "Plan":
         training = config.training
         assert training.batch_size
         sampler = Sampler(dataset.instance_ids, training.batch_size, training.seed)
-        return Plan(sampler, sampler.steps_per_epoch, training.epochs * sampler.steps_per_epoch, stretches(config))
+        per_epoch = sampler.steps_per_epoch
+        return Plan(sampler, per_epoch, training.epochs * per_epoch, stretches(config), Sizes.of(config, per_epoch))
 
     def lr(self, step: int) -> float:
         epoch = step // self.steps_per_epoch
@@ -178,6 +182,7 @@ class Loop:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
+        self._try_full_side()
         self._rest_or_wake_encoder()
         self.monitor.start()
         self._start_epoch()
@@ -200,6 +205,17 @@ class Loop:
                     self._save()
                     self.saver.wait()
                 raise
+
+    def _try_full_side(self) -> None:
+        """Where views are small at first, a batch of the later ones, so that memory that is too small is known now."""
+        training, network = self.config.training, self.state.network
+        if self.plan.sizes.before(self.state.step + 1) == self.spec.image_size:
+            return
+        images = training.micro_batch or self.plan.sampler.batch_size // self.group.size
+        views = torch.zeros(images * self.num_views, 3, *2 * [self.spec.image_size], device=self.device)
+        with buffers_kept(network):
+            network(views).sum().backward()
+        network.zero_grad(set_to_none=True)
 
     def _rest_or_wake_encoder(self) -> None:
         """As it is to be at the next step: it rests in the first epochs, if that was asked for."""
@@ -246,11 +262,10 @@ class Loop:
             raise Interrupted(f"stopped after step {state.step}; go on with: {resume_command(self.run)}")
 
     def _batches(self, first_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        steps = range(first_step, self.plan.num_steps)
-        keys_and_ids = ((self._view_keys(step), self.group.own_part(self.plan.sampler.batch(step))) for step in steps)
-        return view_batches(
-            self.dataset.store, keys_and_ids, self.spec.image_size, self.device, **self.config.augmentation.of_a_view
-        )
+        sampler, views_of = self.plan.sampler, self.config.augmentation.of_a_view
+        for size, steps in self.plan.sizes.parts(range(first_step, self.plan.num_steps)):
+            keys_and_ids = ((self._view_keys(step), self.group.own_part(sampler.batch(step))) for step in steps)
+            yield from view_batches(self.dataset.store, keys_and_ids, size, self.device, **views_of)
 
     @property
     def num_views(self) -> int:

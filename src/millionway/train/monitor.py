@@ -28,7 +28,7 @@ from millionway.parallel.collectives import all_gather, all_or_none, on_first_ra
 from millionway.parallel.group import Group
 from millionway.parallel.sync_bn import average_statistics
 from millionway.reporting.metrics import read_metrics
-from millionway.reporting.verdict import FLAT, verdict
+from millionway.reporting.verdict import FLAT, SMALL_VIEWS, verdict
 from millionway.reporting.words import duration
 from millionway.settings.pretrain import Pretrain
 from millionway.train.clock import MUCH
@@ -37,6 +37,7 @@ from millionway.train.given import Given, keep
 from millionway.train.guard import NUMBER, judge
 from millionway.train.metrics_file import Metrics, peak_memory_bytes
 from millionway.train.setup import own_cores
+from millionway.train.sizes import Sizes
 from millionway.train.state import State
 
 log = logging.getLogger("millionway")
@@ -76,6 +77,7 @@ class Monitor:
     spec: EncoderSpec
     group: Group
     steps_per_epoch: int
+    sizes: Sizes
     split: Split | None
     """labeled images, on the first rank and if there are any"""
     metrics: Metrics | None
@@ -103,9 +105,9 @@ class Monitor:
     @property
     def seconds_left(self) -> float:
         """By the steps of this process so far, evaluations included."""
-        done = self.state.step - self.first_step
-        left = self.config.training.epochs * self.steps_per_epoch - self.state.step
-        return (time.monotonic() - self.began) / max(1, done) * left
+        now, work = self.state.step, self.sizes.work
+        left = work(self.config.training.epochs * self.steps_per_epoch) - work(now)
+        return (time.monotonic() - self.began) / (work(now) - work(self.first_step) or 1) * left
 
     def log_step(self, loss: float, num_ahead: Tensor, lr: float) -> tuple[float, float]:
         """(top-1 of the batch, images per second), also written to the metrics."""
@@ -245,19 +247,20 @@ class Monitor:
 
     @torch.no_grad()
     def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
-        """On fresh views of up to 1,024 instances, the same at each evaluation."""
+        """On fresh views of up to 1,024 instances, the same at each evaluation, of the side that is trained with."""
         network, seed = self.state.network, self.config.training.seed
         ids = self._some("health", HEALTH_INSTANCES)
         ids = self.group.own_part(ids[: len(ids) // self.group.size * self.group.size])
         keys = [randomness.key_of(seed, "health", epoch)]
-        (features,), read_ids = encode_views(
-            network.encoder, self.dataset, ids, keys, self.device, self.config.augmentation.of_a_view
-        )
+        size, views_of = self.sizes.before(self.state.step), self.config.augmentation.of_a_view
+        (features,), read_ids = encode_views(network.encoder, self.dataset, ids, keys, self.device, views_of, size)
         features, read_ids = features.to(self.device), read_ids.to(self.device)
         network.eval()
         embeddings = network.head(features).float()
         network.train()
         yield from health_of_rows(self.state.classifier, features, embeddings, read_ids)
+        if size < self.sizes.full:
+            yield SMALL_VIEWS, 1.0
 
     def _write_snapshot(self, epoch: int) -> None:
         """For the explorer: features of the same few images at each evaluation."""

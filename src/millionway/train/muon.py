@@ -44,11 +44,20 @@ class Muon(torch.optim.Optimizer):
                 if parameter.ndim < 2:
                     parameter.sub_(velocity, alpha=VECTOR_RATE * lr)
                     continue
-                ahead = parameter.grad.add(velocity, alpha=momentum).flatten(1)  # Nesterov's
+                # Nesterov's
+                ahead = torch.add(parameter.grad, velocity, alpha=momentum, out=torch.empty_like(parameter))
+                weight, matrix = _in_memory_order(parameter), _in_memory_order(ahead).flatten(1)
+                direction = orthogonalized(matrix, self.products).view(weight.shape)
                 # Layers with more outputs than inputs would otherwise change their outputs by less.
-                scale = math.sqrt(max(1.0, ahead.shape[0] / ahead.shape[1]))
-                parameter.mul_(1 - lr * group["weight_decay"])
-                parameter.sub_(orthogonalized(ahead, self.products).view(parameter.shape), alpha=lr * scale)
+                scale = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
+                weight.mul_(1 - lr * group["weight_decay"]).sub_(direction, alpha=lr * scale)
+
+
+def _in_memory_order(weight: Tensor) -> Tensor:
+    """[outputs, height, width, inputs] of a convolution in channels-last: which column of its matrix comes first makes
+    no difference to the direction, and nothing has to be copied."""
+    is_channels_last = weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last)
+    return weight.permute(0, 2, 3, 1) if is_channels_last else weight
 
 
 def orthogonalized(
@@ -61,13 +70,13 @@ def orthogonalized(
     """
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonalized(matrix.T, products).T
-    dtype = matrix.dtype
-    matrix = (matrix / matrix.norm().clamp(min=1e-7)).to(products or dtype)
-    gram = matrix @ matrix.T
+    length = matrix.norm().clamp(min=1e-7)
+    narrow = matrix.to(products or matrix.dtype)
+    gram = (narrow @ narrow.T).div_(length.square())
     factor = _polynomial(gram)  # P after the first step
     for _ in range(NUM_ITERATIONS - 1):
         factor = factor @ _polynomial(gram @ (factor @ factor))
-    return (factor @ matrix).to(dtype)
+    return (factor.div_(length) @ narrow).to(matrix.dtype)
 
 
 def _polynomial(gram: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -27,11 +27,12 @@ from millionway.parallel.layout import local_range
 from millionway.reporting.words import duration
 from millionway.settings.plan import Plan
 from millionway.settings.pretrain import Pretrain, with_settings
-from millionway.train.clock import Clock
+from millionway.train.clock import PARTS, Clock
 from millionway.train.metrics_file import peak_memory_bytes
 from millionway.train.monitor import HEALTH_INSTANCES
 from millionway.train.plan import Answer, Question, answers_to, facts_of, measure_hardest
 from millionway.train.setup import build
+from millionway.train.sizes import Sizes
 from millionway.train.step import train_step
 
 NUM_IMAGES = 2048  # are looked at
@@ -181,10 +182,11 @@ def _training_seconds(found: Outlook, dataset: Dataset, device: torch.device) ->
     """Prior, epochs and evaluations of one device. What devices tell each other is not counted."""
     question = found.question
     config, images = question.config, question.instances
-    steps = _steps(question, dataset, device)
-    next(steps)
-    part: dict[str, float] = {}
-    for _, part in zip(range(MAX_TRIES), steps):
+    shares = Sizes.of(config, 1).shares()
+    steps = _steps(question, dataset, device, list(shares))
+    measured, part = next(steps), {}
+    for _, measured in zip(range(MAX_TRIES), steps):
+        part = {name: sum(share * measured[side][name] for side, share in shares.items()) for name in PARTS}
         found.step_seconds.append(sum(part.values()))
         if len(found.step_seconds) > 1 and found.apart <= AGREE:
             break
@@ -193,24 +195,34 @@ def _training_seconds(found: Outlook, dataset: Dataset, device: torch.device) ->
     found.answers["hybrid"].seconds, found.answers["hybrid"].hardest_seconds = part, hardest or None
     labeled = min(images, config.running.eval_images) if dataset.labels is not None else 0
     evaluated = _num_evaluations(question) * (labeled + min(images, HEALTH_INSTANCES) + min(images, MAX_IMAGES))
-    forward = (part["data"] + FORWARD * part["encoder"]) / question.views / question.batch_size  # of an image
+    full = measured[question.image_size]
+    forward = (full["data"] + FORWARD * full["encoder"]) / question.views / question.batch_size  # of an image
     epoch = images // question.batch_size * sum(found.step_seconds[-2:]) / 2 + hardest
     return config.training.epochs * epoch + (images + evaluated) * forward
 
 
-def _steps(question: Question, dataset: Dataset, device: torch.device) -> Generator[dict[str, float], None, None]:
-    """Measurements of steps as in a run, without end, the first to warm up: {part: seconds of a step}."""
+Measured = dict[int, dict[str, float]]
+"""{side of the views: {part: seconds of a step}}"""
+
+
+def _steps(
+    question: Question, dataset: Dataset, device: torch.device, sides: list[int]
+) -> Generator[Measured, None, None]:
+    """Measurements of steps as in a run, those of all sides in turns, without end, the first to warm up."""
     config = with_settings(question.config, batch_size=question.batch_size // question.devices)
     rows = local_range(question.instances, 0, question.devices)[1]
     some_rows = max(min(rows, MAX_ROWS), len(dataset.manifest))
     state, _ = build(config, dataset, device, Group.current(), some_rows)
     views_of = config.augmentation.of_a_view
-    batches = view_batches(dataset.store, _ids(config, dataset), question.image_size, device, **views_of)
+    made = {side: view_batches(dataset.store, _ids(config, dataset), side, device, **views_of) for side in sides}
+    turns = itertools.cycle(sides)
     while True:
-        clock, started, num = Clock(device), time.monotonic(), 0
-        while num < MIN_STEPS or time.monotonic() - started < SECONDS:
+        clocks, started, num = {side: Clock(device) for side in sides}, time.monotonic(), 0
+        while num < MIN_STEPS or num % len(sides) or time.monotonic() - started < SECONDS:
+            side = next(turns)
+            clock = clocks[side]
             clock.start(True)
-            views, instance_ids = next(batches)
+            views, instance_ids = next(made[side])
             clock.lap("data")
             train_step(
                 state.network,
@@ -230,8 +242,11 @@ def _steps(question: Question, dataset: Dataset, device: torch.device) -> Genera
                 clock=clock,
             )
             num += 1
-        seconds = {part: total / num for part, total in clock.seconds.items()}
-        yield {**seconds, "classifier": seconds["classifier"] * rows / some_rows}
+        scale = {"data": 1.0, "encoder": 1.0, "classifier": rows / some_rows}
+        yield {
+            side: {part: scale[part] * total * len(sides) / num for part, total in clock.seconds.items()}
+            for side, clock in clocks.items()
+        }
 
 
 def _ids(config: Pretrain, dataset: Dataset) -> Iterator[tuple[list[int], Tensor]]:

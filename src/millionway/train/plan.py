@@ -71,7 +71,17 @@ class Question:
         asked: Plan, instances: int, image_side: int | None, device: str, threads: int, bfloat16: bool = True
     ) -> "Question":
         """Where nothing is asked for, pretrain's own defaults. bfloat16: whether the device has instructions for it."""
-        names = ("epochs", "dim", "batch_size", "image_size", "hardest", "storage", "views", "micro_batch")
+        names = (
+            "epochs",
+            "dim",
+            "batch_size",
+            "image_size",
+            "first_size",
+            "hardest",
+            "storage",
+            "views",
+            "micro_batch",
+        )
         config = with_settings(
             Pretrain(data=asked.data or "", out=Path()),
             **{name: getattr(asked, name) for name in names},
@@ -327,7 +337,10 @@ def _measure(question: Question) -> dict[str, float]:
     batch = question.row_views * question.batch_size
     own = local_range(question.instances, 0, question.devices)[1]
     some_rows = min(own, 64 * rows_per_block(batch, device), 1 << 17)
-    classifier = InstanceClassifier(some_rows, question.dim, keep_bytes=0, device=device)
+    products = question.config.classifier.precision if has_bfloat16(device) else "float32"
+    classifier = InstanceClassifier(
+        some_rows, question.dim, keep_bytes=0, device=device, precision=products or "float32"
+    )
     x, ids = torch.randn(batch, question.dim, device=device), torch.arange(batch, device=device) % some_rows
 
     def step() -> None:

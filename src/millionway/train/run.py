@@ -159,7 +159,8 @@ def _train(
     step = state.step if resumed and state.prior is None else -1
     resume_at = (step, step / plan.steps_per_epoch)
     metrics = Metrics(run, resume_at, Follower.of(run, config)) if group.is_first else None
-    monitor = Monitor(config, run, dataset, device, state, spec, group, plan.steps_per_epoch, split, metrics)
+    per_epoch, sizes = plan.steps_per_epoch, plan.sizes
+    monitor = Monitor(config, run, dataset, device, state, spec, group, per_epoch, sizes, split, metrics)
     saver = checkpoint.Saver(checkpoints, fingerprint, config.running.keep, group, config.running.timeout)
     with Interrupt() as interrupt:
         Loop(config, run, dataset, device, state, spec, group, plan, monitor, saver, interrupt).go(bool(resumed))

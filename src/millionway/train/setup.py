@@ -17,7 +17,7 @@ from millionway.data.source import Source
 from millionway.evaluation.features import no_labels
 from millionway.machine import describe_environment, has_bfloat16, num_cores, num_local_ranks
 from millionway.model.classifier import InstanceClassifier
-from millionway.model.encoder import Encoder, EncoderSpec, build_encoder
+from millionway.model.encoder import Encoder, EncoderSpec, build_encoder, feature_dim
 from millionway.model.foreign_weights import IMAGENET
 from millionway.model.head import build_head
 from millionway.model.network import Network
@@ -38,7 +38,7 @@ from millionway.train.state import State
 
 log = logging.getLogger("millionway")
 
-PLAIN_SETTINGS = {"encoder", "image_size", "batch_size"}
+PLAIN_SETTINGS = {"encoder", "image_size", "first_size", "batch_size"}
 """what was chosen for them is always said, and of the others with --verbose and in the run's train.log"""
 
 
@@ -56,8 +56,12 @@ def compare_settings(group: Group, config: Pretrain) -> None:
 
 def check_early(config: Pretrain, num_files: int, device: torch.device, group: Group) -> None:
     """Refuse what can be refused before every image has been read."""
-    if device.type != "cuda" and config.classifier.precision != "float32":
-        raise ValueError(f"--precision {config.classifier.precision} is for CUDA; on {device.type} use float32")
+    is_fast = device.type == "cuda" or (config.classifier.precision == "bfloat16" and has_bfloat16(device))
+    if config.classifier.precision not in (None, "float32") and not is_fast:
+        raise ValueError(
+            f"--precision {config.classifier.precision} is for CUDA, bfloat16 also for CPUs with instructions for it; "
+            "here use float32"
+        )
     if device.type != "cuda" and config.classifier.kernel == "triton":
         raise ValueError(f"--kernel triton is for CUDA; on {device.type} use --kernel auto")
     _new_encoder(rules.resolve(config, _facts(num_files, None, device, group)))
@@ -101,7 +105,7 @@ def build(
     if taken:
         log.info("%s", taken)
     head = build_head(model.head, encoder.feature_dim, model.dim, seed)
-    assert model.encoder_precision
+    assert model.encoder_precision and config.classifier.precision
     network = Network(encoder, head, model.encoder_precision).to(device)
     if config.training.sync_bn:
         synchronize(network, group, device)
@@ -163,6 +167,8 @@ def _new_encoder(config: Pretrain) -> tuple[Encoder, str]:
     assert model.encoder and images.image_size and model.stem != "auto"
     spec = EncoderSpec(model.encoder, model.stem, images.image_size, images.mean, images.std)
     encoder = build_encoder(spec, config.training.seed)
+    if isinstance(first := images.first_size, int) and first != images.image_size:
+        feature_dim(model.encoder, encoder.backbone, first)  # refuses a size that it does not take
     begins_anew = config.init_from is not None and not config.resume
     return encoder, take_weights(encoder, config.init_from) if begins_anew and config.init_from else ""
 
@@ -176,7 +182,7 @@ def _say_what_runs(asked: Pretrain, resolved: Pretrain, dataset: Dataset, device
     was, now = settings.flat(asked), settings.flat(resolved)
     chosen = {name: now[name] for name in now if was[name] is None and now[name] is not None}
     if resolved.init_from is None:  # nothing is unusual about them
-        usual = asdict(rules.AT_RANDOM)
+        usual = asdict(rules.AT_RANDOM) | {"first_size": "full"}
         chosen = {name: value for name, value in chosen.items() if value != usual.get(name)}
     if asked.model.stem == "auto":
         chosen["stem"] = resolved.model.stem

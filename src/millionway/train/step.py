@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from millionway.model.classifier import InstanceClassifier
+from millionway.model.network import buffers_kept
 from millionway.model.pair_loss import pair_loss
 from millionway.parallel.group import while_gradients_travel, without_gradient_sync
 from millionway.train.clock import Clock
@@ -88,14 +89,12 @@ def train_step(
 
 def _encode(network: nn.Module, parts: tuple[Tensor, ...]) -> Tensor:
     """Embeddings of all parts; BN statistics stay as they were, because `_encode_again` moves them."""
-    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
     seed = torch.initial_seed()
     embeddings = []
-    for number, part in enumerate(parts):
-        torch.manual_seed(seed + number)  # dropout must do the same the second time
-        embeddings.append(network(part))
-    for name, buffer in network.named_buffers():
-        buffer.copy_(before[name])
+    with buffers_kept(network):
+        for number, part in enumerate(parts):
+            torch.manual_seed(seed + number)  # dropout must do the same the second time
+            embeddings.append(network(part))
     return torch.cat(embeddings)
 
 
