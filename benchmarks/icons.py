@@ -4,6 +4,7 @@
     pip install resvg-py
     python benchmarks/icons.py package OUT
     python benchmarks/icons.py package OUT --largest # 1,000 and 200 icons of each of the 50 largest sets
+    python benchmarks/icons.py package OUT --next    # 200 and 60 of each of the 50 sets after these
     python benchmarks/icons.py package OUT --all     # every icon of every set: OUT/SET.tar
 
 The label is the set an icon was drawn for, that is its style. By default every fourth, by name, of the sets with one
@@ -18,7 +19,7 @@ import tarfile
 from pathlib import Path
 
 EVERY, AT_LEAST = 4, 500
-FEW, MANY = (250, 60), (1000, 200)  # for training and for tests, of each set
+FEW, MANY, OTHERS = (250, 60), (1000, 200), (200, 60)  # for training and for tests, of each set
 NUM_LARGEST = 50
 BOX = {"width": 16, "height": 16, "left": 0, "top": 0}  # where neither icon nor set says so
 
@@ -29,9 +30,10 @@ def chosen_sets(package: Path) -> list[str]:
     return sorted(fitting)[::EVERY]
 
 
-def largest_sets(package: Path) -> list[str]:
+def by_size(package: Path) -> list[str]:
+    """All sets, the largest first."""
     about = json.loads((package / "collections.json").read_text(encoding="utf-8"))
-    return sorted(about, key=lambda name: (-about[name]["total"], name))[:NUM_LARGEST]
+    return sorted(about, key=lambda name: (-about[name]["total"], name))
 
 
 def drawn(body: str, width: float, height: float, left: float, top: float, side: int) -> bytes:
@@ -81,17 +83,22 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true")
     which.add_argument("--largest", action="store_true")
+    which.add_argument("--next", action="store_true")
     chosen = parser.parse_args()
     package, about = chosen.package, chosen.package / "json"
-    names = sorted(path.stem for path in about.glob("*.json"))
-    if not chosen.all:
-        names = largest_sets(package) if chosen.largest else chosen_sets(package)
+    names, how_many = chosen_sets(package), FEW
+    if chosen.all:
+        names = sorted(path.stem for path in about.glob("*.json"))
+    elif chosen.largest:
+        names, how_many = by_size(package)[:NUM_LARGEST], MANY
+    elif chosen.next:
+        names, how_many = by_size(package)[NUM_LARGEST : 2 * NUM_LARGEST], OTHERS
     for name in names:
         icons = json.loads((about / f"{name}.json").read_text(encoding="utf-8"))
         if chosen.all:
             draw_all(icons, chosen.out, chosen.side)
         else:
-            draw_some(icons, chosen.out, chosen.side, *(MANY if chosen.largest else FEW))
+            draw_some(icons, chosen.out, chosen.side, *how_many)
 
 
 if __name__ == "__main__":

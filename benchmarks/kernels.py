@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -23,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource
 
-from millionway.machine import describe_environment
+from millionway.machine import describe_environment, has_bfloat16
 from millionway.model import fused, kernels
 from millionway.model.classifier import InstanceClassifier
 from millionway.model.products import PRECISIONS
@@ -107,8 +108,11 @@ def errors(num: int = 1 << 14, dim: int = 128, batch: int = 256) -> list[dict[st
     results = []
     for temperature in (1.0, 0.15, 0.05, 0.01):
         exact = _step(rows.double(), x.double(), ids, table, temperature, "float32")
-        for precision in PRECISIONS:
-            ours = _step(rows, x, ids, table, temperature, precision)
+        on_a_cpu = ["bfloat16 on a CPU"] if has_bfloat16(torch.device("cpu")) else []
+        for precision in (*PRECISIONS, *on_a_cpu):
+            native = precision in on_a_cpu
+            with mock.patch("millionway.model.products.has_bfloat16", lambda device, native=native: native):
+                ours = _step(rows, x, ids, table, temperature, "bfloat16" if native else precision)
             error = {name: float((ours[name].double() - exact[name]).norm() / exact[name].norm()) for name in exact}
             results.append({"temperature": temperature, "precision": precision, **error})
     return results

@@ -13,7 +13,8 @@ from millionway.settings.pretrain import EncoderPrecision, Pretrain, with_settin
 RESULTS = Path(__file__).parent / "results" / "peers"
 OURS = "ours"
 PRESETS = {"cifar10": "cifar10-small", "fashion-mnist": "fashion-mnist-small", "icons": "cifar10-small"}
-SETTINGS: dict[str, dict[str, Any]] = {"icons": {"image_size": 64, "stem": "auto"}}
+PRESETS |= {"other-icons": "cifar10-small"}
+SETTINGS: dict[str, dict[str, Any]] = {name: {"image_size": 64, "stem": "auto"} for name in ("icons", "other-icons")}
 """of a set that has no preset of its own"""
 
 
@@ -51,7 +52,9 @@ class Cell:
     @property
     def config(self) -> Pretrain:
         """A peer has the images, encoder and views of the preset, and its own batches."""
-        values = self.values if self.method == OURS else {"views": 2, "batch_size": self.peer_values.batch_size}
+        values = self.values
+        if self.method != OURS:
+            values = {"views": 2, "batch_size": self.peer_values.batch_size, "first_size": "full"}
         values = {**SETTINGS.get(self.set, {}), "encoder_precision": self.precision, **values}
         return with_settings(preset(PRESETS[self.set]), seed=self.seed, epochs=self.epochs, **values)
 
@@ -92,6 +95,12 @@ OURS_TRIED: list[dict[str, Any]] = [
     {**PAIRS, "lr": 0.045, "row_lr": 27.0},
 ]
 MANY_TRIED = [{**PAIRS, "batch_size": 64, "dim": 128}, MANY_PAIRS, {**MANY_PAIRS, "dim": 128}]
+SIZES_TRIED: list[tuple[dict[str, Any], int]] = [
+    ({**PAIRS, "first_size": "full"}, 5),
+    ({**PAIRS, "first_size": 48}, 7),
+    ({**PAIRS, "first_size": 32}, 9),
+]
+"""on icons of other sets than those of the comparison, with the epochs that take about as long"""
 PEERS_TRIED: list[dict[str, Any]] = [
     CONTRASTIVE,
     {**CONTRASTIVE, "batch_size": 32},
@@ -107,3 +116,5 @@ TUNING = [Cell(OURS, values, epochs=8, precision="bfloat16") for values in OURS_
 TUNING += [Cell("SimCLR", values, epochs=10, precision="bfloat16") for values in PEERS_TRIED]
 TUNING += [Cell(OURS, values, images=50_000, epochs=3, precision="bfloat16") for values in MANY_TRIED]
 TUNING += [Cell("MoCo v2", values, epochs=14, precision="bfloat16") for values in PEERS_TRIED]
+TUNING += [Cell(OURS, values, epochs=num, set="other-icons", precision="bfloat16") for values, num in SIZES_TRIED]
+TUNING += [Cell(OURS, {**PAIRS, "first_size": 24}, epochs=10, precision="bfloat16")]

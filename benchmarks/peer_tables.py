@@ -70,12 +70,14 @@ def comparison(found: Results) -> str:
 
 
 def tried(cells: list[Cell]) -> str:
-    lines = ["| images | method | values | CPU seconds | k-NN | linear |", "|---|---|---|---|---|---|"]
+    lines = ["| images | method | values, epochs | CPU seconds | k-NN | linear |", "|---|---|---|---|---|---|"]
     finished = [(cell, read(cell.result)) for cell in cells if cell.result.exists()]
-    for cell, result in sorted(finished, key=lambda item: (item[0].images, item[0].method, -item[1]["knn_200"])):
+    order = lambda item: (item[0].set, item[0].images, item[0].method, -item[1]["knn_200"])
+    for cell, result in sorted(finished, key=order):
         values = ", ".join(f"{name} {value}" for name, value in cell.values.items()).replace("_", " ")
         scores = " | ".join(f"{100 * result[score]:.1f}" for score in SCORES)
-        head = f"| {cell.images:,} | {cell.method} | {values or 'those of lightly'}"
+        about = f"{cell.images:,}, {cell.set.replace('-', ' ')} | {cell.method}"
+        head = f"| {about} | {values or 'those of lightly'}; {cell.epochs}"
         lines.append(f"{head} | {result['cpu_seconds']:.0f} | {scores} |")
     return "\n".join(lines)
 
@@ -123,6 +125,35 @@ def costs() -> str:
     return "\n".join([*lines, "", f"Commits {', '.join(commits)}."])
 
 
+def view_costs() -> str:
+    """What a view takes by rows alone, and how much more that is than SimCLR's with as many views in a step."""
+    lines = [
+        "| images | encoder in | views a step | SimCLR, ms a view | rows of 128 dimensions | of 64 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path in sorted(RESULTS.glob("view_cost_*.json"), key=lambda path: int(path.stem.split("_")[-1])):
+        for each in (found := read(path))["steps"]:
+            seconds = each["seconds_of_a_view"]
+            more = " | ".join(f"{seconds[f'{dim} dimensions'] / seconds['SimCLR'] - 1:+.1%}" for dim in (128, 64))
+            head = f"| {found['images']:,} | {each['precision']} | {each['views_in_a_step']}"
+            lines.append(f"{head} | {1000 * seconds['SimCLR']:.3f} | {more} |")
+    return "\n".join(lines)
+
+
+def step_parts() -> str:
+    """Of ours, and the share of each."""
+    names = {"data": "views", "encoder": "encoder and losses around it", "optimizer": "Muon", "classifier": "rows"}
+    lines = [f"| images | batch | {' | '.join(names.values())} |", "|---" * (2 + len(names)) + "|"]
+    found = read(RESULTS / "step_parts.json")
+    for each in found["steps"]:
+        total = sum(each["milliseconds"].values())
+        shares = " | ".join(
+            f"{each['milliseconds'][part]:.1f} ms, {each['milliseconds'][part] / total:.0%}" for part in names
+        )
+        lines.append(f"| {each['images']:,}, {each['dim']} dimensions | {each['batch_size']} | {shares} |")
+    return "\n".join([*lines, "", f"Commit {found['environment']['commit']}."])
+
+
 def speeds() -> str:
     lines = ["| images | side | images per CPU second | times lightly's SimCLR |", "|---|---|---|---|"]
     for path in sorted(RESULTS.parent.glob("step_speed_*.json")):
@@ -136,6 +167,8 @@ def speeds() -> str:
 def write() -> None:
     """All that the finished cells can say."""
     write_between_marks(DOCUMENT, "peers cost", costs())
+    write_between_marks(DOCUMENT, "peers view cost", view_costs())
+    write_between_marks(DOCUMENT, "step parts", step_parts())
     write_between_marks(DOCUMENT, "step speed", speeds())
     write_between_marks(DOCUMENT, "peers tuning", tried(TUNING))
     folders = sorted(path for path in RESULTS.iterdir() if path.is_dir())

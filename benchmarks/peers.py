@@ -1,7 +1,9 @@
 """Instance classification against its peers, by what they reach per CPU second.
 
     python benchmarks/peers.py cost --data cifar10/train                                    # CPU seconds of a step
-    python benchmarks/peers.py tune --data cifar10/train --test-data cifar10/test           # seed 0, CIFAR-10 only
+    python benchmarks/peers.py view-cost --data cifar10/train                               # of one view
+    python benchmarks/peers.py parts --data cifar10/train                                   # of a step of ours
+    python benchmarks/peers.py tune --data cifar10/train --test-data cifar10/test           # seed 0
     python benchmarks/peers.py run --data cifar10/train --test-data cifar10/test            # seeds 1 to 3
     python benchmarks/peers.py tables                                                       # docs/experiments.md
 
@@ -11,18 +13,19 @@ evaluation. A cell is (method, values, seed, set, images, epochs); one that is f
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import peer_tables
 import torch
 from lightly.transforms import SimCLRTransform
-from peer_cells import METHODS, OURS, PRESETS, TUNING, Cell
+from peer_cells import METHODS, OURS, PRESETS, RESULTS, TUNING, Cell
 from peer_methods import build_peer
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
@@ -41,12 +44,15 @@ from millionway.model.encoder import Encoder
 from millionway.model.prior import PriorProgress, write_prior
 from millionway.model.schedule import learning_rate
 from millionway.parallel.group import Group
-from millionway.settings.pretrain import Pretrain
+from millionway.settings.pretrain import EncoderPrecision, Pretrain
+from millionway.train.clock import Clock
 from millionway.train.setup import build, resolve
+from millionway.train.sizes import Sizes
 from millionway.train.step import train_step
 
 CPU = torch.device("cpu")
 WARM_UP = 3  # steps that allocate and are not timed
+VIEWS_IN_A_STEP = (64, 128, 256)
 FEW = 3000  # images in the bank and as queries, along a run
 
 Step = Callable[[Tensor, Tensor, float], Tensor]
@@ -77,10 +83,17 @@ class Run:
     dataset: Dataset
     warmup_epochs: float
     views_by: Literal["ours", "lightly"] = "ours"
+    clock: Clock = field(default_factory=lambda: Clock(CPU))
+    optimizer: torch.optim.Optimizer | None = None
+    """of ours"""
 
     @property
     def num_steps(self) -> int:
         return self.config.training.epochs * self.sampler.steps_per_epoch
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes.of(self.config, self.sampler.steps_per_epoch)
 
     def steps(self) -> Iterator[Tensor]:
         """Train; one loss per step."""
@@ -90,14 +103,15 @@ class Run:
         def keys(step: int) -> list[int]:
             return view_keys(training.seed, step // per_epoch, augmentation.views)
 
-        batches = ((keys(step), self.sampler.batch(step)) for step in range(self.num_steps))
-        size = self.encoder.spec.image_size
-        if self.views_by == "ours":
-            made = view_batches(self.dataset.store, batches, size, CPU, **augmentation.of_a_view)
-        else:
-            made = self._lightly_batches(size)
+        def ours() -> Iterator[tuple[Tensor, Tensor]]:
+            for size, steps in self.sizes.parts(range(self.num_steps)):
+                batches = ((keys(step), self.sampler.batch(step)) for step in steps)
+                yield from view_batches(self.dataset.store, batches, size, CPU, **augmentation.of_a_view)
+
+        made = ours() if self.views_by == "ours" else self._lightly_batches(self.encoder.spec.image_size)
         warmup = round(self.warmup_epochs * per_epoch)
         for number, (images, instance_ids) in enumerate(made):
+            self.clock.lap("data")
             yield self.step(images, instance_ids, learning_rate(number, self.num_steps, warmup, 1.0))
 
     def _lightly_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -130,7 +144,7 @@ def begin(cell: Cell, dataset: Dataset) -> Run:
 
         return Run(config, network.encoder, sampler, peer_step, dataset, values.warmup_epochs, values.views)
 
-    peak = training.lr
+    peak, clock = training.lr, Clock(CPU)
     ids = torch.cat(sampler.pass_over_all())
     images = plain_batches(dataset.store, ids, spec.image_size, training.batch_size, CPU)
     norm = None if method.row_norm == "prior" else method.row_norm
@@ -151,9 +165,11 @@ def begin(cell: Cell, dataset: Dataset) -> Run:
             weight_decay=training.weight_decay,
             pairs=method.pairs or 0.0,
             num_classified=training.batch_size * (method.row_views or config.augmentation.views),
+            clock=clock,
         ).loss
 
-    return Run(config, network.encoder, sampler, step, dataset, training.warmup_epochs)
+    network_of = (network.encoder, sampler, step, dataset, training.warmup_epochs)
+    return Run(config, *network_of, clock=clock, optimizer=state.optimizer)
 
 
 def measure(cell: Cell, dataset: Dataset, split: Split, few: Split | None) -> dict[str, Any]:
@@ -193,8 +209,8 @@ def run_cells(cells: list[Cell], data: str, test_data: str | None, with_curves: 
         print(cell.name, {name: round(result[name], 4) for name in ("knn_200", "linear_top1", "cpu_seconds")})
 
 
-def cost(cells: dict[str, Cell], data: str, rounds: int) -> dict[str, float]:
-    """CPU seconds of an epoch. Methods take turns step by step, so that neighbors on the machine slow all alike."""
+def step_seconds(cells: dict[str, Cell], data: str, rounds: int) -> dict[str, tuple[Run, float]]:
+    """CPU seconds of a step. Methods take turns step by step, so that neighbors on the machine slow all alike."""
     torch.set_num_threads(1)
     dataset = open_dataset(data, max_images=next(iter(cells.values())).images)
     runs = {name: begin(cell, dataset) for name, cell in cells.items()}
@@ -205,11 +221,70 @@ def cost(cells: dict[str, Cell], data: str, rounds: int) -> dict[str, float]:
             started = time.process_time()
             next(steps[name])
             spent[name].append(time.process_time() - started)
-    middle = {name: statistics.median(times[WARM_UP:]) for name, times in spent.items()}
-    for name, run in runs.items():
+    return {name: (run, statistics.median(spent[name][WARM_UP:])) for name, run in runs.items()}
+
+
+def cost(cells: dict[str, Cell], data: str, rounds: int) -> dict[str, float]:
+    """CPU seconds of an epoch, the mean over a run. Views that are smaller at first are measured at its end too."""
+    at_the_end = {name: replace(cell, values={**cell.values, "first_size": "full"}) for name, cell in cells.items()}
+    at_the_end = {f"{name}, at the end": cell for name, cell in at_the_end.items() if cell.method == OURS}
+    found, seconds = step_seconds({**cells, **at_the_end}, data, rounds), {}
+    for name in cells:
+        run, step = found[name]
+        shares = run.sizes.shares()
+        if len(shares) > 1:
+            step = shares[run.sizes.first] * step + shares[run.sizes.full] * found[f"{name}, at the end"][1]
         views = run.sampler.batch_size * run.config.augmentation.views
-        print(f"{name}: {1000 * middle[name]:.1f} ms a step of {views} views, {1000 * middle[name] / views:.3f} a view")
-    return {name: middle[name] * run.sampler.steps_per_epoch for name, run in runs.items()}
+        print(f"{name}: {1000 * step:.1f} ms a step of {views} views, {1000 * step / views:.3f} a view")
+        seconds[name] = step * run.sampler.steps_per_epoch
+    return seconds
+
+
+def parts(data: str, rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds of each part of a step of ours, for few images and for many; the encoder's without its optimizer."""
+    torch.set_num_threads(1)
+    found = []
+    for images, name in ((10_000, "ours"), (50_000, "ours, many images")):
+        cell = replace(METHODS[name], images=images, precision="bfloat16")
+        run = begin(cell, open_dataset(data, max_images=images))
+        assert run.optimizer is not None
+        optimizer, moving, steps = run.optimizer, 0.0, run.steps()
+        move = optimizer.step
+
+        def timed(move: Callable[[], Any] = move) -> None:
+            nonlocal moving
+            started = time.perf_counter()
+            move()
+            moving += time.perf_counter() - started
+
+        for _ in range(WARM_UP):
+            next(steps)
+        optimizer.step = timed
+        for _ in range(rounds):
+            run.clock.start(True)
+            next(steps)
+        seconds = {**run.clock.seconds, "optimizer": moving}
+        seconds["encoder"] -= moving
+        values = {"images": images, "batch_size": run.config.training.batch_size, "dim": run.config.model.dim}
+        found.append({**values, "milliseconds": {part: 1000 * each / rounds for part, each in seconds.items()}})
+        print(found[-1], flush=True)
+    return found
+
+
+def view_cost(data: str, images: int, rounds: int) -> list[dict[str, Any]]:
+    """CPU seconds of one view by rows alone and of one of SimCLR's, with as many views in a step."""
+    found = []
+    for precision, views in itertools.product(get_args(EncoderPrecision), VIEWS_IN_A_STEP):
+        at: dict[str, Any] = {"images": images, "precision": precision}
+        half = {**METHODS["SimCLR"].values, "batch_size": views // 2}
+        cells = {"SimCLR": Cell("SimCLR", half, **at)}
+        for dim in (128, 64):
+            values = {**METHODS["ours, one view, SGD"].values, "batch_size": views, "dim": dim}
+            cells[f"{dim} dimensions"] = Cell(OURS, values, **at)
+        seconds = {name: step / views for name, (_, step) in step_seconds(cells, data, rounds).items()}
+        found.append({"precision": precision, "views_in_a_step": views, "seconds_of_a_view": seconds})
+        print(found[-1], flush=True)
+    return found
 
 
 def epochs_of(name: str, like: str, epochs: int, at: dict[str, Any]) -> int:
@@ -242,7 +317,7 @@ def comparison(chosen: argparse.Namespace) -> list[Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("cost", "tune", "run", "tables"))
+    parser.add_argument("part", choices=("cost", "view-cost", "parts", "tune", "run", "tables"))
     parser.add_argument("--data")
     parser.add_argument("--test-data")
     parser.add_argument("--set", choices=PRESETS, default="cifar10", help="which set --data is")
@@ -258,13 +333,21 @@ def main() -> None:
         return
     if chosen.data is None:
         parser.error("--data says where the images are")
-    if chosen.part == "cost":
+    environment = json.loads(describe_environment(CPU))
+    if chosen.part == "view-cost":
+        steps = view_cost(chosen.data, chosen.images, chosen.rounds)
+        found = {"images": chosen.images, "steps": steps, "environment": environment}
+        (RESULTS / f"view_cost_{chosen.images}.json").write_text(json.dumps(found, indent=1) + "\n")
+    elif chosen.part == "parts":
+        found = {"steps": parts(chosen.data, chosen.rounds), "environment": environment}
+        (RESULTS / "step_parts.json").write_text(json.dumps(found, indent=1) + "\n")
+    elif chosen.part == "cost":
         cells = {name: replace(METHODS[name], **where(chosen)) for name in chosen.methods}
-        environment = json.loads(describe_environment(CPU))
         found = {"seconds_of_an_epoch": cost(cells, chosen.data, chosen.rounds), "environment": environment}
         cells["SimCLR"].cost.write_text(json.dumps(found, indent=1) + "\n")
     else:
-        cells = TUNING if chosen.part == "tune" else comparison(chosen)
+        tried = [cell for cell in TUNING if cell.set == chosen.set]
+        cells = tried if chosen.part == "tune" else comparison(chosen)
         run_cells(cells, chosen.data, chosen.test_data, with_curves=chosen.part == "run")
 
 
