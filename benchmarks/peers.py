@@ -298,7 +298,7 @@ def where(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def comparison(chosen: argparse.Namespace) -> list[Cell]:
-    """Equal CPU seconds for every seed; then equal views, and SimCLR with as many steps; once with views by lightly."""
+    """Equal CPU seconds for every seed; unless that is all, equal views, SimCLR with as many steps, views by lightly."""
     at = where(chosen)
     equal = {name: epochs_of(name, "SimCLR", chosen.epochs, at) for name in chosen.methods}
     cells = [
@@ -306,6 +306,8 @@ def comparison(chosen: argparse.Namespace) -> list[Cell]:
         for seed in chosen.seeds
         for name in chosen.methods
     ]
+    if chosen.seconds_only:
+        return cells
     ours = next((METHODS[name].values for name in chosen.methods if METHODS[name].method == OURS), None)
     for seed in chosen.seeds if ours else []:
         cells.append(Cell(OURS, ours, seed, epochs=2 * chosen.epochs // ours["views"], **at))
@@ -326,6 +328,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10, help="of SimCLR; the others take its CPU seconds")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seconds-only", action="store_true", help="run: nothing but the comparison at equal seconds")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each method that are timed")
     chosen = parser.parse_args()
     if chosen.part == "tables":
