@@ -298,7 +298,7 @@ def where(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def comparison(chosen: argparse.Namespace) -> list[Cell]:
-    """Equal CPU seconds for every seed; unless that is all, equal views, SimCLR with as many steps, views by lightly."""
+    """Equal CPU seconds for every seed; then equal views, SimCLR with as many steps, once with views by lightly."""
     at = where(chosen)
     equal = {name: epochs_of(name, "SimCLR", chosen.epochs, at) for name in chosen.methods}
     cells = [
