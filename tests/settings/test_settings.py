@@ -101,6 +101,22 @@ def test_what_is_left_open_is_chosen() -> None:
     assert (small["image_size"], small["hardest"], small["warmup_epochs"]) == (32, 0, 1)
 
 
+def test_knn_takes_about_a_tenth_of_the_time() -> None:
+    def knn_every(num: int = 10_000, **settings: Any) -> int | None:
+        config = resolve(defaults(**settings), Facts(num)).running
+        assert config.eval_every and config.knn_every and config.knn_every % config.eval_every == 0
+        return config.knn_every
+
+    assert knn_every(epochs=10) == 2
+    assert knn_every(epochs=10, test_data="test") == 4
+    assert knn_every(epochs=10, test_data="test", views=1) == 7
+    assert knn_every(epochs=100) == 10 and knn_every(num=200_000, epochs=10) == 1
+    for settings in ({"eval_every": 1}, {"stop_when_flat": True}, {"init_from": "x.pth"}, {"knn_every": 1}):
+        assert knn_every(epochs=10, test_data="test", **settings) == 1
+    running = resolve(defaults(epochs=10, test_data="test"), Facts(10_000)).running
+    assert [epoch for epoch in range(11) if running.has_knn(epoch, 10)] == [0, 4, 8, 10]
+
+
 def test_rates_follow_the_batch() -> None:
     """Those that were tried: batches of 64 and 256 with SGD (a quarter of the pull wants about four times the rate)."""
 

@@ -11,6 +11,7 @@ import millionway
 from millionway.cli import main
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
+from millionway.reporting.metrics import read_metrics
 from millionway.seals import read_json, write_json
 from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain, with_settings
@@ -150,6 +151,16 @@ def test_a_run_from_before_they_could_be_chosen_has_float32_and_rows_that_see_al
     assert run_settings(run).model.encoder_precision == "float32"
     assert run_settings(run).classifier.row_views == 2
     assert run_settings(run).images.first_size == "full"
+
+
+def test_knn_is_in_the_first_the_last_and_some_evaluations(digit_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    millionway.pretrain(digit_folder, run, **SETTINGS | {"epochs": 5})
+    evaluations = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "evaluation"]
+    assert [line["epoch"] for line in evaluations] == [0, 1, 2, 3, 4, 5]
+    assert [line["epoch"] for line in evaluations if "knn_20" in line] == [0, 2, 4, 5]
+    assert "random_knn_20" in evaluations[0] and all("instance_top1" in line for line in evaluations)
+    assert f"label of {evaluations[-1]['knn_20']:.1%} of images" in (run / "report.html").read_text()
 
 
 def test_on_a_cpu_nobody_asks_for_a_driver(digit_folder: Path, tmp_path: Path, monkeypatch) -> None:

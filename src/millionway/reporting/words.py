@@ -93,11 +93,9 @@ def summary(contents: Contents) -> list[str]:
             f"For {last['instance_top1']:.0%} of fresh random views it finds the image{among} they were made from; "
             f"before training for {first['instance_top1']:.0%}."
         )
-    if evaluations and "knn_20" in evaluations[-1]:
-        untrained = _at_first(evaluations[0], "knn_20", "; with an untrained encoder", "; with the first weights")
-        sentences.append(
-            f"20 nearest neighbors guess the label of {evaluations[-1]['knn_20']:.1%} of images{untrained}."
-        )
+    if scored := [line for line in evaluations if "knn_20" in line]:
+        untrained = _at_first(scored[0], "knn_20", "; with an untrained encoder", "; with the first weights")
+        sentences.append(f"20 nearest neighbors guess the label of {scored[-1]['knn_20']:.1%} of images{untrained}.")
     epochs = setting(contents, "training", "epochs")
     sentence = str(verdict(contents.lines, epochs if isinstance(epochs, int) else None))
     return [*sentences, f"Verdict: {sentence}."]
@@ -118,9 +116,9 @@ def cards(contents: Contents) -> list[tuple[str, str]]:
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
         for name in ("knn_200", "knn_20"):
-            if name in last:
+            if scored := [line[name] for line in evaluations if name in line]:
                 untrained = _at_first(first, name, "; untrained encoder", "; first weights")
-                found.append((f"{last[name]:.1%}", f"{name_of(name)}{untrained}"))
+                found.append((f"{scored[-1]:.1%}", f"{name_of(name)}{untrained}"))
         for name, form in (("instance_top1", ".1%"), ("effective_rank", ".0f")):
             if name in first and name in last:
                 found.append((f"{last[name]:{form}}", f"{name_of(name)}; before training {first[name]:{form}}"))

@@ -201,6 +201,9 @@ class Running:
     """CPU threads of each process; by default the cores it may use, shared with other processes of the machine"""
     eval_every: Chosen[Positive[int]] = None
     """epochs between evaluations; by default ten evaluations a run"""
+    knn_every: Chosen[Positive[int]] = None
+    """epochs between evaluations that have k-NN with labels; the first and the last have it anyway. By default it is in
+    every one where --eval-every is given or the run may end early, else in so many that it takes a tenth of the time"""
     eval_images: Positive[int] = 20_000
     """at most this many images are used for the k-NN bank and for the queries during training"""
     save_every: Chosen[Positive[int]] = None
@@ -218,8 +221,13 @@ class Running:
     """end the run when its verdict is that it no longer improves"""
     verbose: bool = False
     """also say what goes on inside: settings that were chosen, where the time of a step goes, ..."""
+
     timeout: Positive[float] = 1800
     """seconds to wait for another process that does not answer"""
+
+    def has_knn(self, epoch: int, epochs: int) -> bool:
+        """The evaluation after this epoch, of so many, where there are labels."""
+        return epoch % (self.knn_every or 1) == 0 or epoch == epochs
 
 
 @dataclass(frozen=True)
@@ -266,7 +274,18 @@ HINTS: dict[str, Any] = {
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
     {"data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"}
-    | {"device", "threads", "rows_in", "eval_every", "eval_images", "save_every", "keep", "log_every", "timeout"}
+    | {
+        "device",
+        "threads",
+        "rows_in",
+        "eval_every",
+        "knn_every",
+        "eval_images",
+        "save_every",
+        "keep",
+        "log_every",
+        "timeout",
+    }
     | {"guard", "log_to", "stop_when_flat", "verbose"}
 )
 FREE_ON_RESUME |= {"max_pixels", "max_image_bytes"}

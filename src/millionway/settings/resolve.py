@@ -14,6 +14,10 @@ beside it, as factors go; nothing was measured between 50,000 and the paper."""
 BATCH_SIZE_WITH_GPU = 512
 STEPS_PER_EPOCH = 8
 """at least so many, also for few images"""
+KNN_SHARE = 0.1
+"""of the time of a run, that k-NN along the way takes, about"""
+FORWARD = 1 / 3
+"""of what the encoder takes to learn from a view, to encode one"""
 PAPER_LR, PAPER_BATCH_SIZE = 0.48, 4096
 SMALL_LR, SMALL_LR_BATCHES = 0.06, (32, 256)  # as good with batches of 32, 64 and 256
 ROW_RATE = {"sgd": 0.6 / 64, "muon": 1.2 / 64}
@@ -114,6 +118,16 @@ def default_row_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
     return ROW_RATE[optimizer] * batch_size / (scale.muon_lr if optimizer == "muon" else SMALL_LR)
 
 
+def default_knn_every(config: Pretrain, num_images: int, eval_every: int) -> int:
+    """A run that may end early has it at every evaluation, since any may be its last."""
+    running, images = config.running, config.images
+    if running.eval_every or running.stop_when_flat or config.init_from is not None:
+        return eval_every
+    encoded = min(num_images, running.eval_images) * (1 if images.test_data is None else 2)
+    epochs = FORWARD * encoded / (KNN_SHARE * config.augmentation.views * num_images)
+    return eval_every * math.ceil(epochs / eval_every)
+
+
 def num_warmup_epochs(epochs: int) -> int:
     return 1 if epochs <= 10 else 3 if epochs < 100 else 10
 
@@ -198,6 +212,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         # numbers are not to depend on how many processes there are: BN over all of them, or with fixed statistics.
         gains = re.fullmatch(FAST_IN_BFLOAT16, encoder) is not None and not training.sync_bn and bn == "batch"
         precision = "bfloat16" if facts.has_bfloat16 and (facts.has_gpu or (gains and has_room)) else "float32"
+    eval_every = config.running.eval_every or max(1, math.ceil(training.epochs / 10))
     temperature = config.classifier.temperature or scale.temperature
     has_narrow_rows = precision == "bfloat16" and facts.has_bfloat16 and not facts.has_gpu
     has_narrow_rows = has_narrow_rows and scale is not PAPER and temperature >= NO_SHIFT_ABOVE
@@ -227,7 +242,8 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         smoothing=smoothing,
         hardest=hardest if smoothing and not sampled else 0,
         threads=config.running.threads or facts.num_cores,
-        eval_every=config.running.eval_every or max(1, math.ceil(training.epochs / 10)),
+        eval_every=eval_every,
+        knn_every=config.running.knn_every or default_knn_every(config, num_images, eval_every),
     )
 
 

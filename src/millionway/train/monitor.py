@@ -163,7 +163,7 @@ class Monitor:
     # --- evaluations --------------------------------------------------------------------------------------------------
 
     def evaluate(self, more: dict[str, float] | None = None) -> None:
-        """Label-free health always, k-NN where there are labels; the encoder file is renewed."""
+        """Label-free health always, k-NN where there are labels and it is time; the encoder file is renewed."""
         average_statistics(self.state.network.learning, self.group)
         epoch = self.state.step // self.steps_per_epoch
         numbers = dict(self._health(epoch))
@@ -191,7 +191,9 @@ class Monitor:
         """By the first rank; the others wait."""
         if self.metrics is None:
             return
-        numbers = {"num_images": len(self.dataset.instance_ids), **numbers, **dict(self.knn())}
+        numbers = {"num_images": len(self.dataset.instance_ids), **numbers}
+        if self.config.running.has_knn(epoch, self.config.training.epochs):
+            numbers |= dict(self.knn())
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
         lines = read_metrics(self.metrics.path)
         judgment = judge(lines, min(HEALTH_INSTANCES, len(self.dataset.instance_ids)))

@@ -4,7 +4,6 @@ Time is that of real steps on some of the images, measured twice.
 """
 
 import itertools
-import math
 import shutil
 import time
 from collections.abc import Generator, Iterator
@@ -27,6 +26,7 @@ from millionway.parallel.layout import local_range
 from millionway.reporting.words import duration
 from millionway.settings.plan import Plan
 from millionway.settings.pretrain import Pretrain, with_settings
+from millionway.settings.resolve import FORWARD
 from millionway.train.clock import PARTS, Clock
 from millionway.train.metrics_file import peak_memory_bytes
 from millionway.train.monitor import HEALTH_INSTANCES
@@ -40,7 +40,6 @@ MAX_ROWS = 1 << 18  # are trained; more take as much longer as they are more
 SECONDS, MIN_STEPS = 4.0, 4  # of a measurement
 AGREE, MAX_TRIES = 0.2, 5
 LR = 1e-6  # what is measured does not depend on it, and nothing diverges
-FORWARD = 1 / 3  # of the encoder's part of a step
 BYTES_IN_THE_LIST = 200  # of an image: path, sizes, hash
 
 
@@ -165,14 +164,15 @@ def _disk_bytes(question: Question) -> int:
     itemsize = getattr(torch, question.storage).itemsize
     rows = question.instances * (2 * question.dim * itemsize + 4 * question.hardest)
     checkpoint = 2 * 4 * network.num_parameters + rows
-    features = _num_evaluations(question) * min(MAX_IMAGES, question.instances) * 4 * network.feature_dim
+    features = len(_evaluations(question.config)) * min(MAX_IMAGES, question.instances) * 4 * network.feature_dim
     listed = BYTES_IN_THE_LIST * question.instances
     return (question.config.running.keep + 1) * checkpoint + 4 * network.num_parameters + features + listed
 
 
-def _num_evaluations(question: Question) -> int:
-    """With that before the first step."""
-    return math.ceil(question.config.training.epochs / (question.config.running.eval_every or 1)) + 1
+def _evaluations(config: Pretrain) -> list[int]:
+    """The epochs after which there is one, from that before the first step."""
+    epochs = config.training.epochs
+    return [*range(0, epochs, config.running.eval_every or 1), epochs]
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -193,12 +193,15 @@ def _training_seconds(found: Outlook, dataset: Dataset, device: torch.device) ->
     steps.close()
     hardest = measure_hardest(question) if question.hardest else 0.0
     found.answers["hybrid"].seconds, found.answers["hybrid"].hardest_seconds = part, hardest or None
-    labeled = min(images, config.running.eval_images) if dataset.labels is not None else 0
-    evaluated = _num_evaluations(question) * (labeled + min(images, HEALTH_INSTANCES) + min(images, MAX_IMAGES))
+    evaluations, epochs = _evaluations(config), config.training.epochs
+    evaluated = len(evaluations) * (min(images, HEALTH_INSTANCES) + min(images, MAX_IMAGES))
+    if dataset.labels is not None:  # the first weights are scored too, before rows are written
+        num_scored = 1 + sum(config.running.has_knn(epoch, epochs) for epoch in evaluations)
+        evaluated += num_scored * min(images, config.running.eval_images)
     full = measured[question.image_size]
     forward = (full["data"] + FORWARD * full["encoder"]) / question.views / question.batch_size  # of an image
     epoch = images // question.batch_size * sum(found.step_seconds[-2:]) / 2 + hardest
-    return config.training.epochs * epoch + (images + evaluated) * forward
+    return epochs * epoch + (images + evaluated) * forward
 
 
 Measured = dict[int, dict[str, float]]
