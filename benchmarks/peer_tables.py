@@ -126,18 +126,22 @@ def costs() -> str:
 
 
 def view_costs() -> str:
-    """What a view takes by rows alone, and how much more that is than SimCLR's with as many views in a step."""
-    lines = [
-        "| images | encoder in | views a step | SimCLR, ms a view | rows of 128 dimensions | of 64 |",
-        "|---|---|---|---|---|---|",
-    ]
+    """What a view takes by rows alone, and how much more that is than SimCLR's with as many views in a step.
+
+    Then what the matrix products of rows alone add to SimCLR's, which computes a loss of its own besides.
+    """
+    heads = ["images", "encoder in", "views a step", "SimCLR, ms a view", "rows of 128 dimensions", "of 64"]
+    heads += ["their products alone, 128", "64"]
+    lines, commits = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], []
     for path in sorted(RESULTS.glob("view_cost_*.json"), key=lambda path: int(path.stem.split("_")[-1])):
         for each in (found := read(path))["steps"]:
             seconds = each["seconds_of_a_view"]
-            more = " | ".join(f"{seconds[f'{dim} dimensions'] / seconds['SimCLR'] - 1:+.1%}" for dim in (128, 64))
+            parts = [seconds[f"{dim} dimensions"] / seconds["SimCLR"] - 1 for dim in (128, 64)]
+            parts += [seconds[f"products, {dim}"] / seconds["SimCLR"] for dim in (128, 64)]
             head = f"| {found['images']:,} | {each['precision']} | {each['views_in_a_step']}"
-            lines.append(f"{head} | {1000 * seconds['SimCLR']:.3f} | {more} |")
-    return "\n".join(lines)
+            lines.append(f"{head} | {1000 * seconds['SimCLR']:.3f} | {' | '.join(f'{part:+.1%}' for part in parts)} |")
+        commits.append(found["environment"]["commit"])
+    return "\n".join([*lines, "", f"Commits {', '.join(commits)}."])
 
 
 def step_parts() -> str:

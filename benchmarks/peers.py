@@ -42,6 +42,7 @@ from millionway.files import write_whole
 from millionway.machine import describe_environment
 from millionway.model.encoder import Encoder
 from millionway.model.prior import PriorProgress, write_prior
+from millionway.model.rows import rows_per_block
 from millionway.model.schedule import learning_rate
 from millionway.parallel.group import Group
 from millionway.settings.pretrain import EncoderPrecision, Pretrain
@@ -272,7 +273,10 @@ def parts(data: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def view_cost(data: str, images: int, rounds: int) -> list[dict[str, Any]]:
-    """CPU seconds of one view by rows alone and of one of SimCLR's, with as many views in a step."""
+    """CPU seconds of one view by rows alone and of one of SimCLR's, with as many views in a step.
+
+    Beside them what rows cannot do without, their matrix products.
+    """
     found = []
     for precision, views in itertools.product(get_args(EncoderPrecision), VIEWS_IN_A_STEP):
         at: dict[str, Any] = {"images": images, "precision": precision}
@@ -282,9 +286,28 @@ def view_cost(data: str, images: int, rounds: int) -> list[dict[str, Any]]:
             values = {**METHODS["ours, one view, SGD"].values, "batch_size": views, "dim": dim}
             cells[f"{dim} dimensions"] = Cell(OURS, values, **at)
         seconds = {name: step / views for name, (_, step) in step_seconds(cells, data, rounds).items()}
+        for dim in (128, 64):
+            seconds[f"products, {dim}"] = products(images, dim, views, getattr(torch, precision), rounds) / views
         found.append({"precision": precision, "views_in_a_step": views, "seconds_of_a_view": seconds})
         print(found[-1], flush=True)
     return found
+
+
+def products(num: int, dim: int, batch: int, dtype: torch.dtype, rounds: int) -> float:
+    """CPU seconds of the three of a step, in blocks as the classifier has, and of nothing else."""
+    block = rows_per_block(batch, CPU)
+    rows, x = torch.randn(num, dim).to(dtype).split(block), torch.randn(batch, dim).to(dtype)
+    logits, gradient, sums = x.new_empty(block, batch), x.new_empty(block, dim), torch.zeros_like(x)
+    spent = []
+    for _ in range(rounds + WARM_UP):
+        started = time.process_time()
+        for each in rows:
+            part = torch.mm(each, x.T, out=logits[: len(each)])
+            sums.addmm_(part.T, each)
+        for each in rows:
+            torch.mm(logits[: len(each)], x, out=gradient[: len(each)])
+        spent.append(time.process_time() - started)
+    return statistics.median(spent[WARM_UP:])
 
 
 def epochs_of(name: str, like: str, epochs: int, at: dict[str, Any]) -> int:
