@@ -42,6 +42,7 @@ from millionway.files import write_whole
 from millionway.machine import describe_environment
 from millionway.model.encoder import Encoder
 from millionway.model.prior import PriorProgress, write_prior
+from millionway.model.products import computed_in
 from millionway.model.rows import rows_per_block
 from millionway.model.schedule import learning_rate
 from millionway.parallel.group import Group
@@ -294,18 +295,19 @@ def view_cost(data: str, images: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def products(num: int, dim: int, batch: int, dtype: torch.dtype, rounds: int) -> float:
-    """CPU seconds of the three of a step, in blocks as the classifier has, and of nothing else."""
+    """CPU seconds of the three of a step, in blocks and as the classifier computes them, and of nothing else."""
     block = rows_per_block(batch, CPU)
     rows, x = torch.randn(num, dim).to(dtype).split(block), torch.randn(batch, dim).to(dtype)
     logits, gradient, sums = x.new_empty(block, batch), x.new_empty(block, dim), torch.zeros_like(x)
     spent = []
     for _ in range(rounds + WARM_UP):
         started = time.process_time()
-        for each in rows:
-            part = torch.mm(each, x.T, out=logits[: len(each)])
-            sums.addmm_(part.T, each)
-        for each in rows:
-            torch.mm(logits[: len(each)], x, out=gradient[: len(each)])
+        with computed_in("float32"):
+            for each in rows:
+                part = torch.mm(each, x.T, out=logits[: len(each)])
+                sums.addmm_(part.T, each)
+            for each in rows:
+                torch.mm(logits[: len(each)], x, out=gradient[: len(each)])
         spent.append(time.process_time() - started)
     return statistics.median(spent[WARM_UP:])
 
