@@ -1,6 +1,7 @@
 """Ideas for a better encoder per CPU second, one at a time, on seed 0 of CIFAR-10: what is worth being built?
 
     python benchmarks/candidates.py run --data cifar10/train --test-data cifar10/test
+    python benchmarks/candidates.py run --set icons --data FOLDER          # benchmarks/icons.py PACKAGE FOLDER --next
     python benchmarks/candidates.py table
 
 All rows in one matrix and plain autograd, so that an idea takes a few lines; products are in bfloat16, where the
@@ -40,7 +41,8 @@ from millionway.train.muon import Muon
 
 RESULTS = Path(__file__).parent / "results" / "candidates"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "experiments.md"
-IMAGES, SIZE, CPU = 10_000, 32, torch.device("cpu")
+IMAGES, CPU = 10_000, torch.device("cpu")
+SIDES = {"cifar10": 32, "icons": 64}
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,13 @@ class Idea:
     """a quarter of the images is visited so many times while it moves on by its length, as in PIC"""
     small_size: int = 0
     """side of the images in the first 70 % of the steps"""
+    set: str = "cifar10"
+    crops: int = 0
+    """further views of 0.6 of the side, for the rows alone, as in SwAV"""
+
+    @property
+    def size(self) -> int:
+        return SIDES[self.set]
 
     @property
     def changes(self) -> dict:
@@ -142,12 +151,15 @@ IDEAS = [
     Idea(**BOTH, neighbors=0.3),
     Idea(**BOTH, window=2),
     Idea(**BOTH | {"epochs": 5}, small_size=24),
+    Idea(**BOTH | {"epochs": 5}, set="icons"),
+    Idea(**BOTH | {"epochs": 9}, set="icons", small_size=32),
+    Idea(**BOTH | {"epochs": 3}, set="icons", crops=4),
 ]
 
 
 def build_network(idea: Idea) -> nn.Sequential:
     images = preset("cifar10-small").images
-    encoder = build_encoder(EncoderSpec("narrow-resnet", "small", SIZE, images.mean, images.std), 0)
+    encoder = build_encoder(EncoderSpec("narrow-resnet", "small", idea.size, images.mean, images.std), 0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.key_of(0, "head"))
         normalized = idea.head == "linear-bn"
@@ -163,19 +175,29 @@ def build_optimizer(idea: Idea, network: nn.Module) -> torch.optim.Optimizer:
     return kind(network.parameters(), lr=idea.lr, momentum=0.9, weight_decay=1e-4)
 
 
-def view_batches_of(idea: Idea, dataset: Dataset, sampler: Sampler, num_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+def view_batches_of(
+    idea: Idea, dataset: Dataset, sampler: Sampler, num_steps: int
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Views by their sides, and whose they are."""
     augmentation = preset("cifar10-small").augmentation.of_a_view
     augmentation |= {name: getattr(idea, name) for name in ("crop_min", "jitter") if getattr(idea, name) is not None}
     visits = _window_visits if idea.window else _visits
     batches = list(itertools.islice(visits(idea, sampler), num_steps))
     small = round(0.7 * num_steps) if idea.small_size else 0
-    for size, part in ((idea.small_size, batches[:small]), (SIZE, batches[small:])):
-        yield from view_batches(dataset.store, part, size, CPU, **augmentation)
+    for size, part in ((idea.small_size, batches[:small]), (idea.size, batches[small:])):
+        large = [(keys[: idea.views], ids) for keys, ids in part]
+        made = view_batches(dataset.store, large, size, CPU, **augmentation)
+        if not idea.crops:
+            yield from (([views], ids) for views, ids in made)
+            continue
+        crops = [(keys[idea.views :], ids) for keys, ids in part]
+        more = view_batches(dataset.store, crops, round(0.6 * size), CPU, **augmentation)
+        yield from (([views, small], torch.cat([ids, again])) for (views, ids), (small, again) in zip(made, more))
 
 
 def _visits(idea: Idea, sampler: Sampler) -> Iterator[tuple[list[int], Tensor]]:
     for step in itertools.count():
-        yield view_keys(0, step // sampler.steps_per_epoch, idea.views), sampler.batch(step)
+        yield view_keys(0, step // sampler.steps_per_epoch, idea.views + idea.crops), sampler.batch(step)
 
 
 def _window_visits(idea: Idea, sampler: Sampler) -> Iterator[tuple[list[int], Tensor]]:
@@ -187,10 +209,10 @@ def _window_visits(idea: Idea, sampler: Sampler) -> Iterator[tuple[list[int], Te
         yield from ((keys, ids) for ids in inside.split(idea.batch) if len(ids) == idea.batch)
 
 
-def embed(encoder: nn.Module, heads: list[nn.Module], views: Tensor) -> list[Tensor]:
+def embed(encoder: nn.Module, heads: list[nn.Module], views: list[Tensor]) -> list[Tensor]:
     """By each of the heads."""
     with torch.autocast("cpu", torch.bfloat16):
-        features = encoder(views)
+        features = torch.cat([encoder(each) for each in views])
         return [F.normalize(head(features).float()) for head in heads]
 
 
@@ -276,7 +298,9 @@ def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
     if idea.method == "rows":
         first = torch.zeros(len(dataset.manifest), idea.dim)
         with torch.no_grad():
-            for images, ids in plain_batches(dataset.store, torch.cat(sampler.pass_over_all()), SIZE, idea.batch, CPU):
+            for images, ids in plain_batches(
+                dataset.store, torch.cat(sampler.pass_over_all()), idea.size, idea.batch, CPU
+            ):
                 first[ids] = network(images)
         rows = Rows(idea, first)
     heads = [network[1]] + ([nn.Linear(network[0].feature_dim, idea.dim)] if idea.second_head else [])
@@ -290,7 +314,8 @@ def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
         x, *others = embed(network[0], heads, views)
         loss = pairs_loss(x, idea) if rows is None else rows.loss(_scaled(x, idea.rows), ids)
         if idea.pairs:
-            loss = loss + idea.pairs * pairs_loss(others[0] if others else x, idea)
+            paired = (others[0] if others else x)[: idea.views * idea.batch]
+            loss = loss + idea.pairs * pairs_loss(paired, idea)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -299,7 +324,7 @@ def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
         if (step + 1) % per_epoch == 0:
             curve.append({"cpu_seconds": time.process_time() - started, "loss": float(loss.detach())})
             print(idea.changes, curve[-1], flush=True)
-    features = extract_split(network[0], split, SIZE, CPU)
+    features = extract_split(network[0], split, idea.size, CPU)
     return {
         "cpu_seconds": curve[-1]["cpu_seconds"],
         **dict(knn(*features)),
@@ -311,11 +336,13 @@ def measure(idea: Idea, dataset: Dataset, split: Split) -> dict:
 def table() -> str:
     lines = ["| what differs | views of an image | CPU seconds | k-NN, 200 | k-NN, 20 | linear |", "|---" * 6 + "|"]
     finished = [(idea, json.loads(idea.result.read_text())) for idea in IDEAS if idea.result.exists()]
-    for idea, result in sorted(finished, key=lambda item: -item[1]["knn_200"]):
+    for idea, result in sorted(finished, key=lambda item: (item[0].set, -item[1]["knn_200"])):
         changes = {name: value for name, value in idea.changes.items() if name not in ("epochs", "views")}
         words = ", ".join(f"{name} {value}".replace("_", " ") for name, value in changes.items()) or "nothing"
         scores = " | ".join(f"{100 * result[score]:.1f}" for score in ("knn_200", "knn_20", "linear_top1"))
-        lines.append(f"| {words} | {idea.views * idea.epochs} | {result['cpu_seconds']:.0f} | {scores} |")
+        lines.append(
+            f"| {words} | {(idea.views + idea.crops) * idea.epochs} | {result['cpu_seconds']:.0f} | {scores} |"
+        )
     return "\n".join(lines)
 
 
@@ -324,6 +351,7 @@ def main() -> None:
     parser.add_argument("part", choices=("run", "table"))
     parser.add_argument("--data")
     parser.add_argument("--test-data")
+    parser.add_argument("--set", choices=SIDES, default="cifar10", help="which set --data is")
     parser.add_argument(
         "--part", type=int, nargs=2, default=(0, 1), help="k n: each n-th idea, from the k-th", dest="turn"
     )
@@ -331,7 +359,9 @@ def main() -> None:
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     missing = (
-        [idea for idea in IDEAS if not idea.result.exists()][chosen.turn[0] :: chosen.turn[1]]
+        [idea for idea in IDEAS if idea.set == chosen.set and not idea.result.exists()][
+            chosen.turn[0] :: chosen.turn[1]
+        ]
         if chosen.part == "run"
         else []
     )
