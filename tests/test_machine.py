@@ -1,6 +1,8 @@
 """How much memory there is: on Linux, in containers, on macOS, for several ranks; each faked by files or programs."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,29 @@ def test_the_ranks_of_a_machine_share_its_memory(system: Path, monkeypatch: pyte
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert machine.num_local_ranks() == 8
     assert default_keep_bytes(torch.device("cpu")) == 10 * GIB // 8
+
+
+FAULTS = """
+import resource, sys, torch
+from millionway import machine
+if sys.argv[1] == "kept":
+    machine.keep_freed_memory()
+def step():
+    return [torch.ones(int(15e6)) for _ in range(4)]  # 60 MB each, as activations of large views are
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_is_kept_for_the_next_step() -> None:
+    """By how often the system is asked for a page."""
+    command = [sys.executable, "-c", FAULTS]
+    given_back, kept = (int(subprocess.check_output([*command, which])) for which in ("given back", "kept"))
+    assert kept < given_back / 2
 
 
 @pytest.mark.parametrize(

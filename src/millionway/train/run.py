@@ -13,7 +13,7 @@ from millionway.data.images import set_limits
 from millionway.data.kinds.choose import open_source
 from millionway.data.packed import pack
 from millionway.data.stores import FileStore
-from millionway.machine import choose_device
+from millionway.machine import choose_device, keep_freed_memory
 from millionway.model.encoder import EncoderSpec, full_name
 from millionway.parallel.collectives import all_or_none, on_first_rank
 from millionway.parallel.group import Group, is_lost_contact, leave
@@ -114,6 +114,7 @@ def _pretrain(config: Pretrain) -> None:
         stack.enter_context(messages(run / LOG if group.is_first else None, config.running.verbose))
         set_limits(config.images.max_pixels, config.images.max_image_bytes)
         torch.set_num_threads(config.running.threads or own_cores())
+        keep_freed_memory()
         device = all_or_none(group, lambda: choose_device(config.running.device, local_rank()))
         before = changed_images(config, patient, run) if config.resume else None
         if before is not None:
