@@ -183,8 +183,8 @@ def view_batches_of(
     augmentation |= {name: getattr(idea, name) for name in ("crop_min", "jitter") if getattr(idea, name) is not None}
     visits = _window_visits if idea.window else _visits
     batches = list(itertools.islice(visits(idea, sampler), num_steps))
-    small = round(0.7 * num_steps) if idea.small_size else 0
-    for size, part in ((idea.small_size, batches[:small]), (idea.size, batches[small:])):
+    num_small = round(0.7 * num_steps) if idea.small_size else 0
+    for size, part in ((idea.small_size, batches[:num_small]), (idea.size, batches[num_small:])):
         large = [(keys[: idea.views], ids) for keys, ids in part]
         made = view_batches(dataset.store, large, size, CPU, **augmentation)
         if not idea.crops:

@@ -102,19 +102,29 @@ def test_what_is_left_open_is_chosen() -> None:
 
 
 def test_knn_takes_about_a_tenth_of_the_time() -> None:
-    def knn_every(num: int = 10_000, **settings: Any) -> int | None:
-        config = resolve(defaults(**settings), Facts(num)).running
+    def knn_every(num: int = 10_000, queries: bool = True, **settings: Any) -> int | None:
+        config = resolve(defaults(**settings), Facts(num, has_test_images=queries)).running
         assert config.eval_every and config.knn_every and config.knn_every % config.eval_every == 0
         return config.knn_every
 
-    assert knn_every(epochs=10) == 2
-    assert knn_every(epochs=10, test_data="test") == 4
-    assert knn_every(epochs=10, test_data="test", views=1) == 7
+    assert knn_every(epochs=10, queries=False) == 2
+    assert knn_every(epochs=10) == 4
+    assert knn_every(epochs=10, views=1) == 7
     assert knn_every(epochs=100) == 10 and knn_every(num=200_000, epochs=10) == 1
     for settings in ({"eval_every": 1}, {"stop_when_flat": True}, {"init_from": "x.pth"}, {"knn_every": 1}):
-        assert knn_every(epochs=10, test_data="test", **settings) == 1
-    running = resolve(defaults(epochs=10, test_data="test"), Facts(10_000)).running
-    assert [epoch for epoch in range(11) if running.has_knn(epoch, 10)] == [0, 4, 8, 10]
+        assert knn_every(epochs=10, **settings) == 1
+
+
+@pytest.mark.parametrize(
+    ("every", "evaluated", "epochs", "expected"),
+    [(4, 1, 10, [0, 4, 8, 10]), (7, 3, 30, [0, 9, 15, 21, 30]), (2, 3, 8, [0, 3, 6, 8]), (20, 1, 5, [0, 5])],
+)
+def test_where_no_evaluation_is_the_next_one_has_knn(
+    every: int, evaluated: int, epochs: int, expected: list[int]
+) -> None:
+    running = defaults(knn_every=every, eval_every=evaluated).running
+    evaluations = [*range(0, epochs, evaluated), epochs]
+    assert [epoch for epoch in evaluations if running.has_knn(epoch, epochs)] == expected
 
 
 def test_rates_follow_the_batch() -> None:

@@ -11,12 +11,14 @@ import millionway
 from millionway.cli import main
 from millionway.model.encoder import EncoderSpec, build_encoder
 from millionway.model.encoder_file import save_encoder
+from millionway.reporting import words
 from millionway.reporting.metrics import read_metrics
+from millionway.reporting.verdict import FLAT, Verdict
 from millionway.seals import read_json, write_json
 from millionway.settings.checks import flag
 from millionway.settings.pretrain import Pretrain, with_settings
 from millionway.settings.stored import run_settings, to_json
-from millionway.train import setup
+from millionway.train import monitor, setup
 from millionway.train.stops import RunStopped
 
 SETTINGS = {"epochs": 2, "batch_size": 16, "image_size": 16, "threads": 1, "hardest": 2, "save_every": 1, "keep": 99}
@@ -161,6 +163,22 @@ def test_knn_is_in_the_first_the_last_and_some_evaluations(digit_folder: Path, t
     assert [line["epoch"] for line in evaluations if "knn_20" in line] == [0, 2, 4, 5]
     assert "random_knn_20" in evaluations[0] and all("instance_top1" in line for line in evaluations)
     assert f"label of {evaluations[-1]['knn_20']:.1%} of images" in (run / "report.html").read_text()
+
+
+def test_a_run_that_ends_early_has_knn_at_its_end(digit_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    said = lambda lines, epochs: Verdict(FLAT if lines[-1]["epoch"] >= 2 else "learning", "")
+    monkeypatch.setattr(monitor, "verdict", said)
+    run, settings = tmp_path / "run", SETTINGS | {"epochs": 9, "eval_every": 1, "knn_every": 9}
+    millionway.pretrain(digit_folder, run, stop_when_flat=True, **settings)
+    evaluations = [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == "evaluation"]
+    assert [(line["epoch"], "knn_20" in line) for line in evaluations] == [(0, True), (1, False), (2, True)]
+
+
+def test_the_report_says_after_which_epoch_knn_was_scored() -> None:
+    scored, later = {"epoch": 4, "knn_20": 0.5}, {"epoch": 6}
+    assert list(words._last_score([scored, later], "knn_20")) == [(0.5, " after epoch 4", scored)]
+    assert list(words._last_score([later, scored], "knn_20")) == [(0.5, "", scored)]
+    assert list(words._last_score([later], "knn_20")) == []
 
 
 def test_on_a_cpu_nobody_asks_for_a_driver(digit_folder: Path, tmp_path: Path, monkeypatch) -> None:

@@ -38,6 +38,8 @@ def test_the_sides_of_a_run() -> None:
     assert Sizes.of(small_first, 7) == Sizes(64, 32, 49)
     assert Sizes.of(small_first, 7).shares() == {32: 0.7, 64: pytest.approx(0.3)}
     assert Sizes.of(extend(small_first, 30), 7) == Sizes(64, 32, 49), "more epochs are of the full side"
+    only = Sizes.of(with_settings(small_first, epochs=1), 1)
+    assert only == Sizes(64, 32, 0) and only.before(0) == 64, "a run of a single step has the full side"
 
 
 def sides_of_steps(monkeypatch: pytest.MonkeyPatch, fail_at: int | None = None) -> list[int]:

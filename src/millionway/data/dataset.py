@@ -101,10 +101,15 @@ def open_some(
     return Dataset(some, manifest, store), len(source)
 
 
+def has_test_images(data: str, test_data: str | None) -> bool:
+    """Whether there are images to ask with, beside those that are learned from."""
+    return test_data is not None or has_test_split(data)
+
+
 def open_test(data: str, test_data: str | None, data_root: Path | None, **options: Any) -> Dataset | None:
     """The query images: those given, or the data's own test split, if it has one."""
     name = test_data or data
-    if test_data is None and not has_test_split(data):
+    if not has_test_images(data, test_data):
         return None
     return open_dataset(name, data_root, test=has_test_split(name), **options)
 

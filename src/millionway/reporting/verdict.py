@@ -190,11 +190,13 @@ def _no_longer(
         return None
     epoch, first, noise = steps[-1]["epoch"], max(0.0, since), _noise(steps)
     length = epoch - first
-    found = [_found(_near(evaluations, first + share * length, length)) for share in DOUBLINGS]
+    looked_at = [_near(evaluations, first + share * length, length) for share in DOUBLINGS]
+    found = [_found(each) for each in looked_at]
     losses = [_loss(_near(steps, first + share * length, length), noise) for share in DOUBLINGS]
     if _next_gain(*found) > FOUND_GAIN or _next_gain(*losses) > LOSS_GAIN:
         return None
-    reasons = f"from epoch {first + length / 2:.0f} to {epoch:.0f} fresh views that find their image went from "
+    half = sum(line["epoch"] for line in looked_at[1]) / len(looked_at[1])
+    reasons = f"from epoch {half:.0f} to {epoch:.0f} fresh views that find their image went from "
     reasons += f"{found[1].value:.1%} to {found[2].value:.1%}"
     is_over = epochs is not None and epoch >= epochs
     return Verdict(FLAT, reasons, "more epochs would bring little" if is_over else "you can stop")

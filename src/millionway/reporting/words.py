@@ -1,5 +1,6 @@
 """Numbers of a run in plain sentences, and what the numbers are called."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +94,20 @@ def summary(contents: Contents) -> list[str]:
             f"For {last['instance_top1']:.0%} of fresh random views it finds the image{among} they were made from; "
             f"before training for {first['instance_top1']:.0%}."
         )
-    if scored := [line for line in evaluations if "knn_20" in line]:
-        untrained = _at_first(scored[0], "knn_20", "; with an untrained encoder", "; with the first weights")
-        sentences.append(f"20 nearest neighbors guess the label of {scored[-1]['knn_20']:.1%} of images{untrained}.")
+    for share, after, first in _last_score(evaluations, "knn_20"):
+        untrained = _at_first(first, "knn_20", "; with an untrained encoder", "; with the first weights")
+        sentences.append(f"20 nearest neighbors guess the label of {share:.1%} of images{after}{untrained}.")
     epochs = setting(contents, "training", "epochs")
     sentence = str(verdict(contents.lines, epochs if isinstance(epochs, int) else None))
     return [*sentences, f"Verdict: {sentence}."]
+
+
+def _last_score(evaluations: list[dict[str, Any]], name: str) -> Iterator[tuple[float, str, dict[str, Any]]]:
+    """(newest, after which epoch if that is not the last evaluation, the first line that has one), if there is one."""
+    scored = [line for line in evaluations if name in line]
+    if scored:
+        after = "" if scored[-1] is evaluations[-1] else f" after epoch {scored[-1]['epoch']:.4g}"
+        yield scored[-1][name], after, scored[0]
 
 
 def _at_first(first: dict[str, Any], name: str, untrained: str, start: str) -> str:
@@ -116,9 +125,9 @@ def cards(contents: Contents) -> list[tuple[str, str]]:
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
         for name in ("knn_200", "knn_20"):
-            if scored := [line[name] for line in evaluations if name in line]:
-                untrained = _at_first(first, name, "; untrained encoder", "; first weights")
-                found.append((f"{scored[-1]:.1%}", f"{name_of(name)}{untrained}"))
+            for share, after, start in _last_score(evaluations, name):
+                untrained = _at_first(start, name, "; untrained encoder", "; first weights")
+                found.append((f"{share:.1%}", f"{name_of(name)}{after}{untrained}"))
         for name, form in (("instance_top1", ".1%"), ("effective_rank", ".0f")):
             if name in first and name in last:
                 found.append((f"{last[name]:{form}}", f"{name_of(name)}; before training {first[name]:{form}}"))

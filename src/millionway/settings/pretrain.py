@@ -203,7 +203,8 @@ class Running:
     """epochs between evaluations; by default ten evaluations a run"""
     knn_every: Chosen[Positive[int]] = None
     """epochs between evaluations that have k-NN with labels; the first and the last have it anyway. By default it is in
-    every one where --eval-every is given or the run may end early, else in so many that it takes a tenth of the time"""
+    every one where a new run is given --eval-every or may end early, else in so many that it takes a tenth of the time
+    """
     eval_images: Positive[int] = 20_000
     """at most this many images are used for the k-NN bank and for the queries during training"""
     save_every: Chosen[Positive[int]] = None
@@ -218,16 +219,17 @@ class Running:
     """with --init-from: when views find the other view of their image less often than they did with these weights, end
     the run and keep the better encoder"""
     stop_when_flat: bool = False
-    """end the run when its verdict is that it no longer improves"""
+    """end the run when its verdict is that it no longer improves; views then have the full side from the start, if
+    --first-size does not say otherwise"""
     verbose: bool = False
     """also say what goes on inside: settings that were chosen, where the time of a step goes, ..."""
-
     timeout: Positive[float] = 1800
     """seconds to wait for another process that does not answer"""
 
     def has_knn(self, epoch: int, epochs: int) -> bool:
-        """The evaluation after this epoch, of so many, where there are labels."""
-        return epoch % (self.knn_every or 1) == 0 or epoch == epochs
+        """The evaluation after this epoch, of so many, where there are labels: the next one where none is just then."""
+        every, before = self.knn_every or 1, epoch - (self.eval_every or 1)
+        return epoch in (0, epochs) or epoch // every > before // every
 
 
 @dataclass(frozen=True)

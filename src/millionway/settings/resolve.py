@@ -42,6 +42,8 @@ class Facts:
     has_gpu: bool = False
     has_bfloat16: bool = False
     """whether the device has instructions for it"""
+    has_test_images: bool = False
+    """beside those that are learned from, to ask for their neighbors"""
     num_cores: int = 1
     num_ranks: int = 1
 
@@ -118,13 +120,13 @@ def default_row_lr(scale: Scale, optimizer: str, batch_size: int) -> float:
     return ROW_RATE[optimizer] * batch_size / (scale.muon_lr if optimizer == "muon" else SMALL_LR)
 
 
-def default_knn_every(config: Pretrain, num_images: int, eval_every: int) -> int:
+def default_knn_every(config: Pretrain, facts: Facts, eval_every: int) -> int:
     """A run that may end early has it at every evaluation, since any may be its last."""
-    running, images = config.running, config.images
+    running = config.running
     if running.eval_every or running.stop_when_flat or config.init_from is not None:
         return eval_every
-    encoded = min(num_images, running.eval_images) * (1 if images.test_data is None else 2)
-    epochs = FORWARD * encoded / (KNN_SHARE * config.augmentation.views * num_images)
+    encoded = min(facts.num_images, running.eval_images) * (2 if facts.has_test_images else 1)
+    epochs = FORWARD * encoded / (KNN_SHARE * config.augmentation.views * facts.num_images)
     return eval_every * math.ceil(epochs / eval_every)
 
 
@@ -193,6 +195,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
     first_size = config.images.first_size
     if first_size is None:
         gains = is_plain_resnet(encoder) and image_size >= HALVED_FROM and scale is not PAPER and start is AT_RANDOM
+        gains = gains and not config.running.stop_when_flat  # nobody knows yet what the last steps will bring
         first_size = image_size // 2 if gains else "full"
     if first_size != "full" and first_size > image_size:
         raise ValueError(
@@ -243,7 +246,7 @@ def resolve(config: Pretrain, facts: Facts) -> Pretrain:
         hardest=hardest if smoothing and not sampled else 0,
         threads=config.running.threads or facts.num_cores,
         eval_every=eval_every,
-        knn_every=config.running.knn_every or default_knn_every(config, num_images, eval_every),
+        knn_every=config.running.knn_every or default_knn_every(config, facts, eval_every),
     )
 
 

@@ -38,7 +38,11 @@ def run_cell(run: Path, result: Path, settings: dict[str, Any]) -> None:
         scores |= evaluate(Evaluate(protocol, run, seed=settings["seed"], **how))[protocol]
     lines = read_metrics(run / "metrics.jsonl")
     kept = ("epoch", "knn_20", "knn_200", "random_knn_200", "instance_top1", "effective_rank", "loss")
-    curve = [{key: line[key] for key in kept if key in line} for line in lines if line["kind"] == "evaluation"]
+    curve = [
+        {key: line[key] for key in kept if key in line}
+        for line in lines
+        if line["kind"] == "evaluation" and "knn_200" in line
+    ]
     epochs = [line for line in lines if line["kind"] == "epoch"]
     seconds = sum(line["seconds"] for line in epochs)
     numbers = {

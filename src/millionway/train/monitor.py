@@ -191,29 +191,29 @@ class Monitor:
         """By the first rank; the others wait."""
         if self.metrics is None:
             return
+        running, epochs = self.config.running, self.config.training.epochs
         numbers = {"num_images": len(self.dataset.instance_ids), **numbers}
-        if self.config.running.has_knn(epoch, self.config.training.epochs):
+        lines = [*read_metrics(self.metrics.path), {"kind": "evaluation", "epoch": epoch, **numbers}]
+        judgment = judge(lines, min(HEALTH_INSTANCES, len(self.dataset.instance_ids)))
+        said = verdict(lines, epochs)
+        self.is_worse, self.is_flat = judgment.is_worse, said.word == FLAT
+        ends = self.is_worse or (self.is_flat and running.stop_when_flat)
+        if ends or running.has_knn(epoch, epochs):
             numbers |= dict(self.knn())
         self.metrics.write("evaluation", self.state.step, epoch, **numbers)
-        lines = read_metrics(self.metrics.path)
-        judgment = judge(lines, min(HEALTH_INSTANCES, len(self.dataset.instance_ids)))
         if judgment.is_kept:
             self._save_encoder()
         self._write_snapshot(epoch)
-        epochs = self.config.training.epochs
         shown = [f"k-NN {numbers['knn_200']:.1%}"] if "knn_200" in numbers else []
         shown.append(f"instance top-1 {numbers['instance_top1']:.1%}")
         shown.append(f"effective rank {numbers['effective_rank']:.1f}")
         log.info("epoch %d/%d: %s", epoch, epochs, ", ".join(shown))
         if epoch:
-            said = verdict(lines, epochs)
-            self.is_flat = said.word == FLAT
             log.info("epoch %d/%d: %s", epoch, epochs, said)
         if not judgment.is_kept:
             log.info("epoch %d/%d: encoder.safetensors stays as it was (%s)", epoch, epochs, judgment)
         if judgment.is_worse:
             log.info("worse than the weights it began with, so it ends here; try a lower --lr, or more images")
-        self.is_worse = judgment.is_worse
 
     def first_numbers(self) -> dict[str, float]:
         """Of the encoder before anything has changed it, the statistics of its BN included."""
@@ -249,19 +249,19 @@ class Monitor:
 
     @torch.no_grad()
     def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
-        """On fresh views of up to 1,024 instances, the same at each evaluation, of the side that is trained with."""
+        """On fresh views of up to 1,024 instances, the same at each evaluation, of the full side."""
         network, seed = self.state.network, self.config.training.seed
         ids = self._some("health", HEALTH_INSTANCES)
         ids = self.group.own_part(ids[: len(ids) // self.group.size * self.group.size])
         keys = [randomness.key_of(seed, "health", epoch)]
-        size, views_of = self.sizes.before(self.state.step), self.config.augmentation.of_a_view
-        (features,), read_ids = encode_views(network.encoder, self.dataset, ids, keys, self.device, views_of, size)
+        views_of = self.config.augmentation.of_a_view
+        (features,), read_ids = encode_views(network.encoder, self.dataset, ids, keys, self.device, views_of)
         features, read_ids = features.to(self.device), read_ids.to(self.device)
         network.eval()
         embeddings = network.head(features).float()
         network.train()
         yield from health_of_rows(self.state.classifier, features, embeddings, read_ids)
-        if size < self.sizes.full:
+        if self.sizes.before(self.state.step) < self.sizes.full:
             yield SMALL_VIEWS, 1.0
 
     def _write_snapshot(self, epoch: int) -> None:

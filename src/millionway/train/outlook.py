@@ -16,7 +16,7 @@ from torch import Tensor
 from millionway import randomness
 from millionway.console import track
 from millionway.data.batches import view_batches
-from millionway.data.dataset import Dataset, open_some
+from millionway.data.dataset import Dataset, has_test_images, open_some
 from millionway.data.stores import MemoryStore
 from millionway.data.views import view_keys
 from millionway.evaluation.snapshots import MAX_IMAGES
@@ -197,7 +197,8 @@ def _training_seconds(found: Outlook, dataset: Dataset, device: torch.device) ->
     evaluated = len(evaluations) * (min(images, HEALTH_INSTANCES) + min(images, MAX_IMAGES))
     if dataset.labels is not None:  # the first weights are scored too, before rows are written
         num_scored = 1 + sum(config.running.has_knn(epoch, epochs) for epoch in evaluations)
-        evaluated += num_scored * min(images, config.running.eval_images)
+        asked = 2 if has_test_images(config.data, config.images.test_data) else 1
+        evaluated += num_scored * asked * min(images, config.running.eval_images)
     full = measured[question.image_size]
     forward = (full["data"] + FORWARD * full["encoder"]) / question.views / question.batch_size  # of an image
     epoch = images // question.batch_size * sum(found.step_seconds[-2:]) / 2 + hardest

@@ -87,7 +87,7 @@ class Question:
             **{name: getattr(asked, name) for name in names},
             encoder=None if asked.encoder is None else full_name(asked.encoder),
         )
-        facts = Facts(instances, image_side, device != "cpu", bfloat16, threads, asked.devices)
+        facts = Facts(instances, image_side, device != "cpu", bfloat16, num_cores=threads, num_ranks=asked.devices)
         return Question(instances, resolve(config, facts), asked.devices, device, asked.device_memory)
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from millionway.console import track
-from millionway.data.dataset import Dataset, open_dataset
+from millionway.data.dataset import Dataset, has_test_images, open_dataset
 from millionway.data.kinds.choose import has_test_split, is_named, open_source
 from millionway.data.kinds.remote import is_remote
 from millionway.data.source import Source
@@ -233,7 +233,9 @@ def resolve(config: Pretrain, dataset: Dataset, device: torch.device, group: Gro
     """Every setting has a value."""
     facts = _facts(len(dataset.instance_ids), dataset.small_side(), device, group)
     everywhere = not any_rank(group, not has_bfloat16(device))
-    resolved = with_absolute_paths(rules.resolve(config, replace(facts, has_bfloat16=everywhere)))
+    queries = has_test_images(config.data, config.images.test_data)
+    facts = replace(facts, has_bfloat16=everywhere, has_test_images=queries)
+    resolved = with_absolute_paths(rules.resolve(config, facts))
     if resolved.model.encoder_precision == "bfloat16" and not everywhere:  # it was asked for, or began elsewhere
         log.warning("--encoder-precision bfloat16: there are no instructions for it here, so steps will be very slow")
     return resolved

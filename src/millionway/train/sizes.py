@@ -23,12 +23,13 @@ class Sizes:
     def of(config: Pretrain, steps_per_epoch: int) -> "Sizes":
         full, first = config.images.image_size, config.images.first_size
         assert full is not None
-        num_first = round(FIRST_SHARE * stretches(config)[0].last * steps_per_epoch)
+        num_steps = stretches(config)[0].last * steps_per_epoch
+        num_first = min(round(FIRST_SHARE * num_steps), num_steps - 1)  # a run ends with the full side
         return Sizes(full, first if isinstance(first, int) else full, num_first)
 
     def before(self, num_steps: int) -> int:
         """The side of the last of so many steps, or of the first one."""
-        return self.first if num_steps <= self.num_first else self.full
+        return self.first if max(1, num_steps) <= self.num_first else self.full
 
     def parts(self, steps: range) -> Iterator[tuple[int, range]]:
         """Steps in a row that share a side: (side, steps)."""
