@@ -7,7 +7,7 @@ import pytest
 
 import millionway
 from millionway.reporting.metrics import read_metrics
-from millionway.reporting.verdict import FLAT, SMALL_VIEWS, verdict
+from millionway.reporting.verdict import FLAT, OF_FULL_VIEWS, SMALL_VIEWS, verdict
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "verdicts"
 
@@ -108,6 +108,18 @@ def test_views_of_other_sizes_are_not_compared() -> None:
     for line in [line for line in lines if line["kind"] == "evaluation"][:8]:
         line[SMALL_VIEWS] = 1.0
     assert verdict(lines, 10).word == FLAT and "from epoch 8 to 10" in verdict(lines, 10).reasons
+
+
+def test_large_views_are_compared_with_large_ones_of_the_first_evaluation() -> None:
+    """A run that learns nothing finds more of them than of small ones, as it did before the first step."""
+    lines = run(10 * [6.9], instance_top1=8 * [0.075] + 3 * [0.16])
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    for line in evaluations[:8]:
+        line[SMALL_VIEWS] = 1.0
+    assert verdict(lines, 10).word != "not learning yet"
+    evaluations[0] |= {OF_FULL_VIEWS + "instance_top1": 0.16}
+    assert verdict(lines, 10).word == "not learning yet" and "16.0% to 16.0%" in verdict(lines, 10).reasons
+    assert "7.5% to 7.5%" in verdict(lines[: lines.index(evaluations[7]) + 1], 10).reasons
 
 
 def test_lines_that_lack_numbers_are_passed_over() -> None:

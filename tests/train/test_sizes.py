@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 import millionway
 from millionway.model.network import Network
 from millionway.reporting.metrics import read_metrics
-from millionway.reporting.verdict import SMALL_VIEWS
+from millionway.reporting.verdict import OF_FULL_VIEWS, SMALL_VIEWS, first_like_last
 from millionway.settings.pretrain import Pretrain, with_settings
 from millionway.train import loop
 from millionway.train.extend import extend
@@ -67,6 +67,10 @@ def test_views_are_small_first_also_in_a_run_that_goes_on(
         assert sides == 8 * [12] + 4 * [16]
         evaluations = [line for line in read_metrics(whole / "metrics.jsonl") if line["kind"] == "evaluation"]
         assert [SMALL_VIEWS in line for line in evaluations] == [True, True, False]
+        of_full = [name for name in evaluations[0] if name.startswith(OF_FULL_VIEWS)]
+        assert {name.removeprefix(OF_FULL_VIEWS) for name in of_full} >= {"instance_top1", "effective_rank"}
+        assert first_like_last(evaluations)["effective_rank"] == evaluations[0]["full_effective_rank"]
+        assert first_like_last(evaluations[:2]) == evaluations[0] and not set(of_full) & set(evaluations[1])
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the power went out"):
         sides_of_steps(patch, fail_at)
         millionway.pretrain(digit_folder, tmp_path / "run", **SETTINGS)

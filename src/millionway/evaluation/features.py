@@ -189,13 +189,15 @@ def encode_views(
     keys: list[int],
     device: torch.device,
     augmentation: dict[str, float],
+    size: int | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """(features of random views, one tensor for each key, instance ids), on the CPU, encoder in eval mode.
 
-    Another image takes the place of one that cannot be read, with its own id.
+    size: side of the views, by default the encoder's. Another image takes the place of one that cannot be read, with
+    its own id.
     """
     batches = [(keys, ids) for ids in instance_ids.split(BATCH_SIZE)]
-    views = view_batches(dataset.store, batches, encoder.spec.image_size, device, **augmentation)
+    views = view_batches(dataset.store, batches, size or encoder.spec.image_size, device, **augmentation)
     with _evaluating(encoder):
         parts = [(encoder(images).float().cpu().chunk(len(keys)), read_ids.cpu()) for images, read_ids in views]
     return [torch.cat(each) for each in zip(*(features for features, _ in parts))], torch.cat([i for _, i in parts])

@@ -23,6 +23,8 @@ STEP = {"epoch", "loss", "batch_top1", "lr"}  # what a line must have to be cons
 EVALUATION = {"epoch", "instance_top1", "effective_rank", "hardest_negative_cosine"}
 SMALL_VIEWS = "small_views"
 """in an evaluation while views are smaller than they will be: nobody knows yet what the larger ones bring"""
+OF_FULL_VIEWS = "full_"
+"""begins the names of what the first evaluation says of those larger views"""
 FLAT = "no longer improving"
 TRY_LOWER = "start again with a lower --lr"
 
@@ -61,6 +63,7 @@ def verdict(lines: Sequence[dict[str, Any]], epochs: int | None = None) -> Verdi
         return Verdict("learning rate too high", "the loss is not finite", TRY_LOWER)
     if len(evaluations) < 2 or len(steps) < 2:
         return Verdict("too early", f"{len(evaluations)} evaluations, {len(steps)} logged steps")
+    evaluations[0] = first_like_last(evaluations)
     return (
         _collapsed(evaluations)
         or _memorizing(steps, evaluations)
@@ -72,6 +75,15 @@ def verdict(lines: Sequence[dict[str, Any]], epochs: int | None = None) -> Verdi
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def first_like_last(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first evaluation, with the numbers of views of the side that the last one has."""
+    first, last = evaluations[0], evaluations[-1]
+    if SMALL_VIEWS in last:
+        return first
+    names = [name for name in first if name.startswith(OF_FULL_VIEWS)]
+    return first | {name.removeprefix(OF_FULL_VIEWS): first[name] for name in names}
 
 
 def _excess(line: dict[str, Any]) -> float:

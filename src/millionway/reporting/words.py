@@ -6,7 +6,7 @@ from typing import Any
 
 from millionway.reporting.contents import Contents, Score
 from millionway.reporting.intervals import shown
-from millionway.reporting.verdict import verdict
+from millionway.reporting.verdict import first_like_last, verdict
 
 PROTOCOLS = {
     "knn": "An image gets the label that most of its nearest neighbors by features have.",
@@ -88,7 +88,7 @@ def summary(contents: Contents) -> list[str]:
     sentences = [f"{setting(contents, 'model', 'encoder')}, {what}: {', '.join(facts(contents)) or 'just begun'}."]
     evaluations = [line for line in contents.of_kind("evaluation") if "instance_top1" in line]
     if evaluations:
-        first, last = evaluations[0], evaluations[-1]
+        first, last = first_like_last(evaluations), evaluations[-1]
         among = f" among {int(last['num_images']):,}" if "num_images" in last else ""
         sentences.append(
             f"For {last['instance_top1']:.0%} of fresh random views it finds the image{among} they were made from; "
@@ -123,7 +123,7 @@ def cards(contents: Contents) -> list[tuple[str, str]]:
     evaluations = [line for line in contents.of_kind("evaluation") if "instance_top1" in line]
     found = []
     if evaluations:
-        first, last = evaluations[0], evaluations[-1]
+        first, last = first_like_last(evaluations), evaluations[-1]
         for name in ("knn_200", "knn_20"):
             for share, after, start in _last_score(evaluations, name):
                 untrained = _at_first(start, name, "; untrained encoder", "; first weights")

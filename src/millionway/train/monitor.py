@@ -28,7 +28,7 @@ from millionway.parallel.collectives import all_gather, all_or_none, on_first_ra
 from millionway.parallel.group import Group
 from millionway.parallel.sync_bn import average_statistics
 from millionway.reporting.metrics import read_metrics
-from millionway.reporting.verdict import FLAT, SMALL_VIEWS, verdict
+from millionway.reporting.verdict import FLAT, OF_FULL_VIEWS, SMALL_VIEWS, verdict
 from millionway.reporting.words import duration
 from millionway.settings.pretrain import Pretrain
 from millionway.train.clock import MUCH
@@ -247,22 +247,32 @@ class Monitor:
             return
         yield from knn(*extract_split(self.state.network.encoder, self.split, self.spec.image_size, self.device))
 
-    @torch.no_grad()
     def _health(self, epoch: int) -> Iterator[tuple[str, float]]:
-        """On fresh views of up to 1,024 instances, the same at each evaluation, of the full side."""
+        """On fresh views of up to 1,024 instances, the same at each evaluation, of the side that is trained with.
+
+        The first evaluation has numbers of both sides, for later ones to be compared with.
+        """
+        size = self.sizes.before(self.state.step)
+        yield from self._health_of_views(epoch, size)
+        if size < self.sizes.full:
+            yield SMALL_VIEWS, 1.0
+            if epoch == 0:
+                for name, value in self._health_of_views(epoch, self.sizes.full):
+                    yield OF_FULL_VIEWS + name, value
+
+    @torch.no_grad()
+    def _health_of_views(self, epoch: int, size: int) -> Iterator[tuple[str, float]]:
         network, seed = self.state.network, self.config.training.seed
         ids = self._some("health", HEALTH_INSTANCES)
         ids = self.group.own_part(ids[: len(ids) // self.group.size * self.group.size])
         keys = [randomness.key_of(seed, "health", epoch)]
         views_of = self.config.augmentation.of_a_view
-        (features,), read_ids = encode_views(network.encoder, self.dataset, ids, keys, self.device, views_of)
+        (features,), read_ids = encode_views(network.encoder, self.dataset, ids, keys, self.device, views_of, size)
         features, read_ids = features.to(self.device), read_ids.to(self.device)
         network.eval()
         embeddings = network.head(features).float()
         network.train()
         yield from health_of_rows(self.state.classifier, features, embeddings, read_ids)
-        if self.sizes.before(self.state.step) < self.sizes.full:
-            yield SMALL_VIEWS, 1.0
 
     def _write_snapshot(self, epoch: int) -> None:
         """For the explorer: features of the same few images at each evaluation."""
