@@ -3,7 +3,8 @@
     python benchmarks/encoder_step.py
 
 The narrow ResNet learns from made-up views with an optimizer around it and nothing else: rows and real views have
-benchmarks of their own. Each way runs in a process of its own, in turns, so that neighbors on the machine slow all alike.
+benchmarks of their own. Each way runs in a process of its own, in turns, so that neighbors on the machine slow all
+alike.
 """
 
 import argparse
