@@ -156,7 +156,8 @@ def _print_plan(answers: dict[str, Any], chosen: Plan) -> None:
         table.add_row("fits", *("yes" if answers[name].total <= chosen.device_memory else "no" for name in names))
         table.add_row("largest number of images", *(f"{answers[name].largest_instances:,}" for name in names))
     for part, seconds in answers["hybrid"].seconds.items():
-        table.add_row(f"seconds a step, {part}", f"{seconds:.2f}", "")
+        side = " (views of the full side)" if part == "encoder" else ""
+        table.add_row(f"seconds a step, {part}{side}", f"{seconds:.2f}", "")
     search = answers["hybrid"].hardest_seconds
     if search is not None:
         how = "measured on fewer rows" if answers["hybrid"].seconds else "estimated"
