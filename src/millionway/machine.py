@@ -76,7 +76,8 @@ def free_memory_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what a step frees for the next one: to ask the system for it anew takes 3 to 7 % of a step.
+    """Let malloc keep what a step frees for the next one: to ask the system for it anew takes 5 to 20 % of a step
+    (`benchmarks/encoder_step.py`).
 
     Of glibc alone. A part of what is free is the most that is kept, so that others get what they need.
     """
