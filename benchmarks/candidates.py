@@ -87,7 +87,9 @@ class Idea:
     window: int = 0
     """a quarter of the images is visited so many times while it moves on by its length, as in PIC"""
     small_size: int = 0
-    """side of the images in the first 70 % of the steps"""
+    """side of the images at first"""
+    small_share: float = 0.7
+    """of the steps"""
     set: str = "cifar10"
     crops: int = 0
     """further views of 0.6 of the side, for the rows alone, as in SwAV"""
@@ -153,6 +155,8 @@ IDEAS = [
     Idea(**BOTH | {"epochs": 5}, small_size=24),
     Idea(**BOTH | {"epochs": 5}, set="icons"),
     Idea(**BOTH | {"epochs": 9}, set="icons", small_size=32),
+    Idea(**BOTH | {"epochs": 15}, set="icons", small_size=32, small_share=1.0),
+    Idea(**BOTH | {"epochs": 11}, set="icons", small_size=32, small_share=0.85),
     Idea(**BOTH | {"epochs": 3}, set="icons", crops=4),
 ]
 
@@ -183,7 +187,7 @@ def view_batches_of(
     augmentation |= {name: getattr(idea, name) for name in ("crop_min", "jitter") if getattr(idea, name) is not None}
     visits = _window_visits if idea.window else _visits
     batches = list(itertools.islice(visits(idea, sampler), num_steps))
-    num_small = round(0.7 * num_steps) if idea.small_size else 0
+    num_small = round(idea.small_share * num_steps) if idea.small_size else 0
     for size, part in ((idea.small_size, batches[:num_small]), (idea.size, batches[num_small:])):
         large = [(keys[: idea.views], ids) for keys, ids in part]
         made = view_batches(dataset.store, large, size, CPU, **augmentation)
