@@ -160,7 +160,8 @@ def _commit() -> str | None:
     """The commit of millionway's own checkout, if it runs from one."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]
-    changes = ["git", "-C", str(folder), "status", "--porcelain", "--", "."]  # of the package, not of its results
+    # Of the package, not of results, of which it carries those of its presets.
+    changes = ["git", "-C", str(folder), "status", "--porcelain", "--", ".", ":!settings/measured.json"]
     try:
         inside = subprocess.run(["git", "-C", str(folder), "ls-files", __file__], capture_output=True, text=True)
         if not inside.stdout:
