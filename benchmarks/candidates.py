@@ -156,7 +156,6 @@ IDEAS = [
     Idea(**BOTH | {"epochs": 5}, set="icons"),
     Idea(**BOTH | {"epochs": 9}, set="icons", small_size=32),
     Idea(**BOTH | {"epochs": 15}, set="icons", small_size=32, small_share=1.0),
-    Idea(**BOTH | {"epochs": 11}, set="icons", small_size=32, small_share=0.85),
     Idea(**BOTH | {"epochs": 3}, set="icons", crops=4),
 ]
 
