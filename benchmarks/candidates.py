@@ -1,7 +1,7 @@
 """Ideas for a better encoder per CPU second, one at a time, on seed 0 of CIFAR-10: what is worth being built?
 
     python benchmarks/candidates.py run --data cifar10/train --test-data cifar10/test
-    python benchmarks/candidates.py run --set icons --data FOLDER          # benchmarks/icons.py PACKAGE FOLDER --next
+    python benchmarks/candidates.py run --set icons --data icons/train --test-data icons/test   # icons.py ... --next
     python benchmarks/candidates.py table
 
 All rows in one matrix and plain autograd, so that an idea takes a few lines; products are in bfloat16, where the

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "verdicts"
 DIGITS = {"preset": "digits", "max_images": 320, "batch_size": 32, "lr": 0.03, "threads": 1, "seed": 1}
 KEPT = ("kind", "step", "epoch", "loss", "batch_top1", "lr", "num_images", "instance_top1", "effective_rank")
-KEPT += ("positive_cosine", "hardest_negative_cosine", "small_views", "knn_20")
+KEPT += ("positive_cosine", "hardest_negative_cosine", "knn_20")
+KEPT += ("small_views", "full_instance_top1", "full_effective_rank")  # what the verdict compares by, besides
 HELPS = 0.03  # share of fresh views that a run of twice the epochs gains; less is not worth the time
 
 

@@ -76,7 +76,7 @@ def free_memory_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what a step frees for the next one: to ask the system for it anew takes 5 to 20 % of a step
+    """Let malloc keep what a step frees for the next one: to ask the system for it anew adds 7 to 21 % to a step
     (`benchmarks/encoder_step.py`).
 
     Of glibc alone. A part of what is free is the most that is kept, so that others get what they need.

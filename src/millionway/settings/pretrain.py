@@ -276,19 +276,8 @@ HINTS: dict[str, Any] = {
 # May differ when a run goes on: where things are and how they are done, not what is computed.
 FREE_ON_RESUME = frozenset(
     {"data", "test_data", "out", "resume", "data_changed", "init_from", "data_root", "manifest", "max_unreadable"}
-    | {
-        "device",
-        "threads",
-        "rows_in",
-        "eval_every",
-        "knn_every",
-        "eval_images",
-        "save_every",
-        "keep",
-        "log_every",
-        "timeout",
-    }
-    | {"guard", "log_to", "stop_when_flat", "verbose"}
+    | {"device", "threads", "rows_in", "save_every", "keep", "log_every", "timeout"}
+    | {"eval_every", "knn_every", "eval_images", "guard", "log_to", "stop_when_flat", "verbose"}
 )
 FREE_ON_RESUME |= {"max_pixels", "max_image_bytes"}
 
